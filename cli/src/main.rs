@@ -1,0 +1,2 @@
+//! The apir command line.
+fn main() {}

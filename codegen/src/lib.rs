@@ -1,0 +1,1 @@
+//! Generates the command tables, codecs and dispatch from protocol/commands.toml.

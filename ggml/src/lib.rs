@@ -1,0 +1,1 @@
+//! ggml C ABI in every supported version, and loading of ggml libraries.

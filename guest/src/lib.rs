@@ -1,0 +1,1 @@
+//! libggml-virtgpu.so: a ggml backend whose device is the GPU of the host.

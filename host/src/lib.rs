@@ -1,0 +1,1 @@
+//! libggml-virtgpu-backend.so: the APIR plugin that virglrenderer loads.

@@ -1,0 +1,1 @@
+//! The APIR wire: commands, codec, tensor records, graph blobs and socket frames.

@@ -1,0 +1,2 @@
+//! Developer commands: cargo xtask demo | test | codegen | bench.
+fn main() {}
