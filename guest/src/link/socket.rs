@@ -1,0 +1,291 @@
+//! The socket link: virtio-gpu's part played over a unix socket by `apir serve`.
+use super::{Blob, Link, LinkError, Unref};
+use apir_protocol::socket::{ClientFrame, MAX_COMMAND, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, connect,
+    recvmsg, sendmsg, setsockopt, shutdown, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A server has to start a worker before it says hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// A worker answers between two commands, and one command may compute for long.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Blobs whose memory could change size would end the program with SIGBUS.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK
+    .union(SealFlag::F_SEAL_GROW)
+    .union(SealFlag::F_SEAL_SEAL);
+
+/// A link to `apir serve`.
+#[derive(Debug)]
+pub struct SocketLink {
+    connection: Arc<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    // Held from a request to its answer: answers carry no number.
+    requests: Mutex<()>,
+}
+
+impl SocketLink {
+    /// Connects to the server at `path` and greets it.
+    ///
+    /// # Errors
+    /// [`LinkError::Connect`] when nobody answers, [`LinkError::Version`] for a server of another version.
+    pub fn connect(path: &Path) -> Result<Self, LinkError> {
+        let refused = |errno: Errno| LinkError::Connect {
+            path: path.to_owned(),
+            source: errno.into(),
+        };
+        let address = UnixAddr::new(path).map_err(refused)?;
+        let socket = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )
+        .map_err(io_error("make a socket"))?;
+        connect(socket.as_raw_fd(), &address).map_err(refused)?;
+        let timeout = TimeVal::new(REQUEST_TIMEOUT.as_secs().cast_signed(), 0);
+        setsockopt(&socket, sockopt::SendTimeout, &timeout)
+            .map_err(io_error("set the socket's send timeout"))?;
+        let connection = Connection {
+            socket,
+            requests: Mutex::new(()),
+        };
+        match connection
+            .request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?
+            .0
+        {
+            ServerFrame::Hello {
+                version: SOCKET_VERSION,
+            } => Ok(Self {
+                connection: Arc::new(connection),
+            }),
+            ServerFrame::Hello { version } => Err(LinkError::Version {
+                path: path.to_owned(),
+                found: version,
+                expected: SOCKET_VERSION,
+            }),
+            other => Err(unexpected("hello", other)),
+        }
+    }
+}
+
+impl Link for SocketLink {
+    fn transport(&self) -> &'static str {
+        "socket"
+    }
+
+    fn command_type_offset(&self) -> u32 {
+        0
+    }
+
+    fn create_blob(&self, size: u64) -> Result<Blob, LinkError> {
+        let request = ClientFrame::create_blob(size);
+        let (answer, memory) = self
+            .connection
+            .request(request.as_bytes(), REQUEST_TIMEOUT)?;
+        let (res_id, found) = match answer {
+            ServerFrame::Blob { res_id, size } => (res_id, size),
+            ServerFrame::BlobRefused { code } => {
+                return Err(LinkError::Refused { size, reason: code });
+            }
+            other => return Err(unexpected("blob", other)),
+        };
+        let mapping = map_blob(size, found, memory);
+        match mapping {
+            Ok(mapping) => Ok(Blob::new(res_id, mapping, self.connection.clone())),
+            Err(error) => {
+                self.connection.unref(res_id);
+                Err(error)
+            }
+        }
+    }
+
+    fn submit(&self, command: &[u8]) -> Result<(), LinkError> {
+        if command.len() < 12 || command.len() > MAX_COMMAND || !command.len().is_multiple_of(4) {
+            return Err(LinkError::Command {
+                len: command.len(),
+                limit: MAX_COMMAND,
+            });
+        }
+        self.connection.send(&[&SUBMIT_PREFIX, command])
+    }
+
+    fn check_peer(&self) -> Result<(), LinkError> {
+        // Asking for nothing: a hang-up and an error are always told.
+        let mut fds = [PollFd::new(
+            self.connection.socket.as_fd(),
+            PollFlags::empty(),
+        )];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(0) | Err(Errno::EINTR) => Ok(()),
+            Ok(_) => Err(LinkError::Lost("its end of the socket is closed".into())),
+            Err(errno) => Err(io_error("poll the socket")(errno)),
+        }
+    }
+}
+
+impl Unref for Connection {
+    fn unref(&self, res_id: u32) {
+        // A host that cannot be told is gone, and its blobs with it.
+        let _ = self.send(&[ClientFrame::unref(res_id).as_bytes()]);
+    }
+}
+
+impl Connection {
+    /// Sends one packet, whole or not at all.
+    fn send(&self, parts: &[&[u8]]) -> Result<(), LinkError> {
+        let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        loop {
+            let sent = sendmsg::<UnixAddr>(
+                self.socket.as_raw_fd(),
+                &parts,
+                &[],
+                MsgFlags::MSG_NOSIGNAL,
+                None,
+            );
+            return match sent {
+                Ok(_) => Ok(()),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => Err(LinkError::Timeout(REQUEST_TIMEOUT)),
+                Err(errno) => Err(lost_or_io("send to the host", errno)),
+            };
+        }
+    }
+
+    fn request(
+        &self,
+        packet: &[u8],
+        timeout: Duration,
+    ) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
+        let _turn = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send(&[packet])?;
+        let answer = self.receive(timeout);
+        if answer.is_err() {
+            // A late answer would be taken for that of the next request.
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
+        answer
+    }
+
+    fn receive(&self, timeout: Duration) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up, so that the wait does not end early.
+            let millis = left.as_millis() + 1;
+            let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            match poll(
+                &mut fds,
+                PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX),
+            ) {
+                Ok(0) if left.is_zero() => return Err(LinkError::Timeout(timeout)),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => break,
+                Err(errno) => return Err(io_error("poll the socket")(errno)),
+            }
+        }
+        let mut bytes = [0; 64];
+        let (len, memory) = {
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let mut control = cmsg_space!([RawFd; 1]);
+            let message = loop {
+                match recvmsg::<UnixAddr>(
+                    self.socket.as_raw_fd(),
+                    &mut parts,
+                    Some(&mut control),
+                    MsgFlags::MSG_CMSG_CLOEXEC,
+                ) {
+                    Err(Errno::EINTR) => {}
+                    Err(errno) => return Err(lost_or_io("receive from the host", errno)),
+                    Ok(message) => break message,
+                }
+            };
+            let mut memory = None;
+            for part in message
+                .cmsgs()
+                .map_err(io_error("read a packet's descriptors"))?
+            {
+                if let ControlMessageOwned::ScmRights(fds) = part {
+                    for fd in fds {
+                        // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+                        memory = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                    }
+                }
+            }
+            (message.bytes, memory)
+        };
+        if len == 0 {
+            return Err(LinkError::Lost("it closed the connection".into()));
+        }
+        Ok((ServerFrame::parse(&bytes[..len])?, memory))
+    }
+}
+
+/// Maps a blob's memory after checking that the host keeps the rules for it.
+fn map_blob(asked: u64, found: u64, memory: Option<OwnedFd>) -> Result<MmapRaw, LinkError> {
+    let Some(memory) = memory else {
+        return Err(LinkError::Protocol(format!(
+            "a blob of {found} bytes came without memory (or this program has no descriptor left)"
+        )));
+    };
+    let memory = File::from(memory);
+    let length = memory
+        .metadata()
+        .map_err(|source| LinkError::Io {
+            what: "stat a blob",
+            source,
+        })?
+        .len();
+    if found < asked || length < found {
+        return Err(LinkError::Protocol(format!(
+            "a blob of {found} bytes with {length} of memory, where {asked} were asked for"
+        )));
+    }
+    let seals = fcntl(&memory, FcntlArg::F_GET_SEALS).map_err(io_error("read a blob's seals"))?;
+    if !SealFlag::from_bits_retain(seals).contains(SEALS) {
+        return Err(LinkError::Protocol(format!(
+            "a blob is not sealed against a change of size (seals {seals:#x})"
+        )));
+    }
+    usize::try_from(found)
+        .map_err(|_| io::ErrorKind::OutOfMemory.into())
+        .and_then(|len| MmapOptions::new().len(len).map_raw(&memory))
+        .map_err(|source| LinkError::Io {
+            what: "map a blob",
+            source,
+        })
+}
+
+fn unexpected(awaited: &str, found: ServerFrame) -> LinkError {
+    LinkError::Protocol(format!("{found:?} where {awaited} was awaited"))
+}
+
+fn lost_or_io(what: &'static str, errno: Errno) -> LinkError {
+    match errno {
+        Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN => LinkError::Lost(errno.desc().into()),
+        errno => io_error(what)(errno),
+    }
+}
+
+fn io_error(what: &'static str) -> impl Fn(Errno) -> LinkError {
+    move |errno| LinkError::Io {
+        what,
+        source: errno.into(),
+    }
+}
