@@ -1,1 +1,29 @@
-//! ggml C ABI in every supported version, and loading of ggml libraries.
+//! ggml's C ABI in every supported version, and loading of ggml libraries.
+//!
+//! The only crate that knows where a field of a ggml struct lies.
+//!
+//! | module | for | what |
+//! |---|---|---|
+//! | [`abi`] | both | the structs, with their offsets asserted |
+//! | [`layout`] | both | which layout a ggml library uses, by its version and symbols |
+//! | [`types`] | both | the element types, and the extent of a tensor |
+//! | [`values`] | both | kinds of devices, outcomes of computations |
+//! | [`tensor`] | both | reading a tensor or a graph |
+//! | [`process`] | a backend | the ggml of the program it was loaded by |
+//!
+//! Supported: ggml 0.9.11 (backend API 2) up to API 3, on 64-bit targets.
+
+pub mod abi;
+pub mod error;
+pub mod layout;
+#[cfg(target_os = "linux")]
+pub mod process;
+pub mod tensor;
+pub mod types;
+pub mod values;
+
+pub use error::Error;
+pub use layout::{Layout, Version};
+pub use tensor::{GraphRef, TensorRef};
+pub use types::{ExtentError, TypeInfo, extent};
+pub use values::{DeviceType, Status};
