@@ -169,6 +169,24 @@ pub enum Error {
     /// Two tensors of a copy differ in type, shape or strides.
     #[error("a tensor is copied only onto one of the same type, shape and strides")]
     LayoutsDiffer,
+    /// Two tensors of a copy share some of their bytes.
+    #[error("a tensor of {nbytes} bytes is not copied {apart} bytes further, onto itself")]
+    TensorsOverlap {
+        /// The tensors' extent in bytes.
+        nbytes: u64,
+        /// Bytes between their addresses.
+        apart: u64,
+    },
+    /// A view is not where its view source says.
+    #[error("tensor {index} is a view of tensor {view_src} at offset {offset}, but lies elsewhere")]
+    ViewElsewhere {
+        /// Index of the view.
+        index: usize,
+        /// Index of its source.
+        view_src: usize,
+        /// Offset of the view in bytes.
+        offset: u64,
+    },
     /// A tensor has an address but no buffer.
     #[error("tensor {index} has the address {data:#x} but no buffer")]
     NoBuffer {

@@ -9,13 +9,17 @@
 //! | [`types`] | both | the element types, and the extent of a tensor |
 //! | [`values`] | both | kinds of devices, outcomes of computations |
 //! | [`tensor`] | both | reading a tensor or a graph |
+//! | [`graph`] | the host | building a graph in memory that is used again |
+//! | [`library`] | the host | a loaded ggml library: its devices, buffers and backends |
 //! | [`process`] | a backend | the ggml of the program it was loaded by |
 //!
 //! Supported: ggml 0.9.11 (backend API 2) up to API 3, on 64-bit targets.
 
 pub mod abi;
 pub mod error;
+pub mod graph;
 pub mod layout;
+pub mod library;
 #[cfg(target_os = "linux")]
 pub mod process;
 pub mod tensor;
@@ -23,7 +27,9 @@ pub mod types;
 pub mod values;
 
 pub use error::Error;
+pub use graph::{Graph, GraphBuilder, TensorSpec};
 pub use layout::{Layout, Version};
+pub use library::GgmlLibrary;
 pub use tensor::{GraphRef, TensorRef};
 pub use types::{ExtentError, TypeInfo, extent};
 pub use values::{DeviceType, Status};

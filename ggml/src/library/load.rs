@@ -1,0 +1,219 @@
+//! Loading a ggml backend library and checking that its structs are known.
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::Registry;
+use crate::abi;
+use crate::error::Error;
+use crate::layout::{Layout, Marks, SUPPORTED, Version};
+
+/// The function that gives the registration of a backend built for dynamic loading.
+pub const DEFAULT_REG_SYMBOL: &str = "ggml_backend_init";
+
+/// `ggml_backend_buffer_free` of libggml-base.
+type BufferFreeFn = unsafe extern "C" fn(*mut abi::Buffer);
+
+/// What everything made from a library holds.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) layout: Layout,
+    pub(super) reg: NonNull<abi::Reg>,
+    pub(super) buffer_free: BufferFreeFn,
+}
+
+// SAFETY: ggml lets any thread call a registration, and libggml-base's functions; neither changes after loading.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+/// A ggml backend library, loaded for as long as the process lives.
+#[derive(Clone)]
+pub struct GgmlLibrary {
+    path: PathBuf,
+    loaded: Arc<Loaded>,
+}
+
+impl GgmlLibrary {
+    /// Loads the library at `path`, with its symbols kept to itself, and calls its registration function ([`DEFAULT_REG_SYMBOL`] when none is
+    /// given; a library not built for dynamic loading has one such as `ggml_backend_cpu_reg`).
+    ///
+    /// # Errors
+    ///
+    /// One line that names the file, the symbol, what was found and what is supported: the file is missing or no library, lacks a symbol
+    /// (libggml-base's are looked for in the library and in those it needs), gives no registration, or is of a version or API that is not
+    /// supported.
+    ///
+    /// # Safety
+    ///
+    /// The file is a ggml backend: its code runs in this process. ggml checks next to nothing of what it is told to compute, so the caller
+    /// answers, for everything made from this library, that
+    /// * each graph computed, and each operation asked about or measured, obeys ggml's rules for its operations (operands, types, shapes,
+    ///   strides, parameters, the values that index memory);
+    /// * no two threads use the same buffer, or a graph and a buffer it works on, at the same time.
+    pub unsafe fn open(path: &Path, reg_symbol: Option<&str>) -> Result<Self, Error> {
+        let reg_symbol = reg_symbol.unwrap_or(DEFAULT_REG_SYMBOL);
+        let found =
+            fs::metadata(path).map_err(|source| Error::LibraryMissing { path: path.to_owned(), source })?;
+        if !found.is_file() {
+            return Err(Error::LibraryNotAFile { path: path.to_owned() });
+        }
+        // SAFETY: the caller trusts the file.
+        let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let file =
+            File {
+                path,
+                // Never closed: a library that has once run may have left threads and exit handlers behind.
+                library: ManuallyDrop::new(opened.map_err(|error| Error::LibraryOpen {
+                    path: path.to_owned(),
+                    reason: one_line(&error),
+                })?),
+            };
+        let layout = file.layout()?;
+        // SAFETY: the function of this name has had this type in every supported version.
+        let buffer_free = unsafe { file.function::<BufferFreeFn>("ggml_backend_buffer_free")? };
+        let reg = file.registration(reg_symbol, &layout)?;
+        Ok(Self { path: path.to_owned(), loaded: Arc::new(Loaded { layout, reg, buffer_free }) })
+    }
+
+    /// The file it was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Version of its ggml.
+    pub fn version(&self) -> Version {
+        self.loaded.layout.version()
+    }
+
+    /// Layout of its structs.
+    pub fn layout(&self) -> &Layout {
+        &self.loaded.layout
+    }
+
+    /// Its registration.
+    pub fn registry(&self) -> Registry {
+        Registry::new(Arc::clone(&self.loaded))
+    }
+
+    /// One line on what it is, and what could be supported: `ggml 0.26.0, backend API 3, registry CPU with 1 device; supported: …`.
+    pub fn describe(&self) -> String {
+        let registry = self.registry();
+        let devices = registry.device_count();
+        format!(
+            "ggml {}, backend API {}, registry {} with {devices} device{}; supported: {SUPPORTED}",
+            self.version(),
+            self.layout().api_version(),
+            registry.name(),
+            if devices == 1 { "" } else { "s" },
+        )
+    }
+}
+
+impl fmt::Debug for GgmlLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GgmlLibrary")
+            .field("path", &self.path)
+            .field("layout", &self.loaded.layout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An open library on its way to be checked.
+struct File<'a> {
+    path: &'a Path,
+    library: ManuallyDrop<Library>,
+}
+
+impl File<'_> {
+    /// A function of the library, or of a library it needs.
+    ///
+    /// # Safety
+    ///
+    /// The function of this name has the type `F`, a function pointer.
+    unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, Error> {
+        // SAFETY: the caller knows the function's type; the library is never closed.
+        let symbol = unsafe { self.library.get::<F>(name) };
+        symbol
+            .map(|symbol| *symbol)
+            .map_err(|_| Error::SymbolMissing { path: self.path.to_owned(), symbol: name.to_owned() })
+    }
+
+    fn layout(&self) -> Result<Layout, Error> {
+        // SAFETY: ggml_version takes nothing and gives a string that stays.
+        let text = unsafe {
+            let version = self.function::<unsafe extern "C" fn() -> *const c_char>("ggml_version")?;
+            super::string(version())
+        };
+        // SAFETY: the symbols are only looked for.
+        let has = |mark: &CStr| unsafe { self.library.get::<*const ()>(mark.to_bytes_with_nul()).is_ok() };
+        let marks =
+            Marks { alloc_buffer_n: has(Marks::ALLOC_BUFFER_N), graph_next_uid: has(Marks::GRAPH_NEXT_UID) };
+        text.parse::<Version>()
+            .and_then(|version| Layout::new(version, marks))
+            .map_err(|source| Error::LibraryVersion { path: self.path.to_owned(), source: Box::new(source) })
+    }
+
+    fn registration(&self, symbol: &str, layout: &Layout) -> Result<NonNull<abi::Reg>, Error> {
+        // SAFETY: a registration function takes nothing and gives a struct that stays; its first field is the API version in every version.
+        let (reg, found) = unsafe {
+            let register = self.function::<unsafe extern "C" fn() -> *mut abi::Reg>(symbol)?;
+            let reg = NonNull::new(register()).ok_or_else(|| Error::RegistryNull {
+                path: self.path.to_owned(),
+                symbol: symbol.to_owned(),
+            })?;
+            (reg, (*reg.as_ptr()).api_version)
+        };
+        if u32::try_from(found) != Ok(layout.api_version()) {
+            return Err(Error::ApiVersion {
+                path: self.path.to_owned(),
+                symbol: symbol.to_owned(),
+                found,
+                expected: layout.api_version(),
+                version: layout.version(),
+                supported: SUPPORTED,
+            });
+        }
+        Ok(reg)
+    }
+}
+
+/// An error with its causes, on one line.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(path: &str) -> String {
+        // SAFETY: none of these files is a library with code of its own.
+        unsafe { GgmlLibrary::open(Path::new(path), None) }.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_library_is_named() {
+        assert!(
+            open("/nowhere/libggml-cpu.so").starts_with("ggml library /nowhere/libggml-cpu.so: No such file")
+        );
+        assert_eq!(open("/"), "ggml library /: not a file");
+        let text = open("/etc/passwd");
+        assert!(text.starts_with("ggml library /etc/passwd: cannot be loaded: "), "{text}");
+        assert!(!text.contains('\n'));
+    }
+}
