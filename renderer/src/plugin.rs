@@ -1,0 +1,151 @@
+//! The C boundary: virglrenderer's callbacks and the plugin's three symbols.
+//!
+//! Signatures are those of virglrenderer's APIR component; a plugin cannot tell this process from its worker.
+use crate::blob::Blob;
+use crate::state::State;
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use memmap2::MmapRaw;
+use std::ffi::{CStr, c_char, c_void};
+use std::path::Path;
+use std::ptr;
+use vm_memory::VolatileSlice;
+
+#[repr(C)]
+struct Callbacks {
+    get_config: unsafe extern "C" fn(u32, *const c_char) -> *const c_char,
+    get_shmem_ptr: extern "C" fn(u32, u32) -> *mut c_void,
+}
+
+type Initialize = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
+type Deinit = unsafe extern "C" fn(u32);
+type Dispatcher = unsafe extern "C" fn(
+    u32,
+    *const Callbacks,
+    u32,
+    *mut c_char,
+    *const c_char,
+    *mut c_char,
+    *const c_char,
+    *mut *mut c_char,
+) -> u32;
+
+/// One table for the process: plugins keep its address.
+static CALLBACKS: Callbacks = Callbacks { get_config, get_shmem_ptr };
+
+/// The string for `key`, valid until the context is destroyed, or null.
+///
+/// # Safety
+/// `key` is null or a C string.
+unsafe extern "C" fn get_config(context: u32, key: *const c_char) -> *const c_char {
+    if key.is_null() {
+        return ptr::null();
+    }
+    // SAFETY: not null, so a C string, as the caller promises.
+    let key = unsafe { CStr::from_ptr(key) };
+    // The context keeps its state, and the state its strings, until after deinit.
+    State::find(context).and_then(|state| state.config(key).map(CStr::as_ptr)).unwrap_or(ptr::null())
+}
+
+/// The first byte of a blob, valid until the guest gives it back, or null.
+extern "C" fn get_shmem_ptr(context: u32, res_id: u32) -> *mut c_void {
+    State::find(context)
+        .and_then(|state| state.look_up(res_id))
+        .map_or(ptr::null_mut(), |blob| blob.as_ptr().cast())
+}
+
+/// Why a plugin could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    /// The file is no library, or one it needs is missing.
+    #[error("cannot open the plugin: {0}")]
+    Open(libloading::Error),
+    /// The library is not an APIR plugin.
+    #[error("not an APIR plugin: {0}")]
+    Symbol(libloading::Error),
+}
+
+/// A loaded plugin. Never unloaded: it may have started threads.
+#[derive(Debug)]
+pub(crate) struct Plugin {
+    initialize: Initialize,
+    deinit: Option<Deinit>,
+    dispatcher: Dispatcher,
+}
+
+impl Plugin {
+    /// Opens the library at `path`.
+    pub(crate) fn load(path: &Path) -> Result<Self, LoadError> {
+        // SAFETY: the host's user named this library to be run; its initialisers run here.
+        let library =
+            unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(LoadError::Open)?;
+        // SAFETY: the signatures are those of virglrenderer's plugin interface.
+        let plugin = unsafe {
+            Self {
+                initialize: *library
+                    .get::<Initialize>(b"apir_backend_initialize\0")
+                    .map_err(LoadError::Symbol)?,
+                dispatcher: *library
+                    .get::<Dispatcher>(b"apir_backend_dispatcher\0")
+                    .map_err(LoadError::Symbol)?,
+                deinit: library.get::<Deinit>(b"apir_backend_deinit\0").ok().map(|symbol| *symbol),
+            }
+        };
+        std::mem::forget(library);
+        Ok(plugin)
+    }
+
+    /// Whether it can be told of a context's end.
+    pub(crate) fn has_deinit(&self) -> bool {
+        self.deinit.is_some()
+    }
+
+    /// Starts a context; 0 and 6 are success.
+    pub(crate) fn initialize(&self, context: u32) -> u32 {
+        // SAFETY: the library is never unloaded; the callbacks live as long as the process.
+        unsafe { (self.initialize)(context, &raw const CALLBACKS) }
+    }
+
+    /// Ends a context.
+    pub(crate) fn deinit(&self, context: u32) {
+        if let Some(deinit) = self.deinit {
+            // SAFETY: the library is never unloaded.
+            unsafe { deinit(context) }
+        }
+    }
+
+    /// Runs a forwarded command; its reply goes to the blob from byte 4. `None` when the plugin left no cursor inside the reply.
+    pub(crate) fn dispatch(
+        &self,
+        context: u32,
+        command: u32,
+        arguments: &mut [u8],
+        reply: &Blob,
+    ) -> Option<u32> {
+        let arguments = arguments.as_mut_ptr_range();
+        let start = reply.as_ptr().wrapping_add(4);
+        let end = reply.as_ptr().wrapping_add(reply.len());
+        let mut after: *mut c_char = ptr::null_mut();
+        // SAFETY: the arguments are ours alone for the call; the reply is a live mapping, held by the caller's reference,
+        // and lies at 4.. as the caller has checked that it holds at least 8 bytes; the plugin keeps inside both.
+        let code = unsafe {
+            (self.dispatcher)(
+                context,
+                &raw const CALLBACKS,
+                command,
+                arguments.start.cast(),
+                arguments.end.cast(),
+                start.cast(),
+                end.cast(),
+                &raw mut after,
+            )
+        };
+        let after: *mut u8 = after.cast();
+        (start..=end).contains(&after).then_some(code)
+    }
+}
+
+/// The bytes of a mapping that the guest also writes to.
+pub(crate) fn shared_bytes(mapping: &MmapRaw) -> VolatileSlice<'_> {
+    // SAFETY: the mapping is readable and writable over its whole length and outlives the slice, which borrows it.
+    unsafe { VolatileSlice::new(mapping.as_mut_ptr(), mapping.len()) }
+}
