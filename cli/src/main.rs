@@ -1,2 +1,127 @@
 //! The apir command line.
-fn main() {}
+#![forbid(unsafe_code)]
+
+use apir_renderer::worker::{self, WorkerOptions};
+use apir_renderer::{Error, Server, ServerOptions};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// GPU remoting for virtual machines: ggml in the guest, the GPU on the host.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a ggml backend to guests on a unix socket, one worker process for each.
+    Serve(Serve),
+    /// Serve one client; started by `apir serve`.
+    #[command(hide = true)]
+    Worker(Worker),
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    /// Where to listen; guests find it by the same path in APIR_SOCKET.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    #[command(flatten)]
+    libraries: Libraries,
+}
+
+#[derive(Debug, Args)]
+struct Worker {
+    /// The client's socket.
+    #[arg(long)]
+    fd: i32,
+    /// The client's number.
+    #[arg(long)]
+    context: u32,
+    /// The server's process id.
+    #[arg(long)]
+    server: i32,
+    #[command(flatten)]
+    libraries: Libraries,
+}
+
+#[derive(Debug, Args)]
+struct Libraries {
+    /// The APIR plugin, libggml-virtgpu-backend.so.
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// The ggml backend library to serve, such as libggml-cuda.so or libggml-cpu.so.
+    #[arg(long, value_name = "FILE")]
+    ggml_library: PathBuf,
+    /// The library's registration symbol, where it is not the plugin's default.
+    #[arg(long, value_name = "SYMBOL")]
+    ggml_reg: Option<OsString>,
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    start_logging();
+    let result = match command {
+        Command::Serve(options) => serve(options),
+        Command::Worker(options) => {
+            let context = options.context;
+            match work(options) {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    tracing::warn!("context {context}: {error}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("apir: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(options: Serve) -> Result<(), Error> {
+    let server = Server::bind(ServerOptions {
+        socket: options.socket,
+        plugin: options.libraries.plugin,
+        ggml_library: options.libraries.ggml_library,
+        ggml_reg: options.libraries.ggml_reg,
+    })?;
+    say(&server.to_string());
+    server.run()
+}
+
+fn work(options: Worker) -> Result<(), Error> {
+    worker::run(&WorkerOptions {
+        fd: options.fd,
+        context: options.context,
+        server: options.server,
+        plugin: options.libraries.plugin,
+        ggml_library: options.libraries.ggml_library,
+        ggml_reg: options.libraries.ggml_reg,
+    })
+}
+
+fn start_logging() {
+    let filter = EnvFilter::try_from_env("APIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // A standard error that is gone must not end the server.
+        .log_internal_errors(false)
+        .init();
+}
+
+/// A line on standard error, which may be gone.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
