@@ -80,10 +80,7 @@ impl Frame {
         for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        Self {
-            bytes,
-            len: words.len() * 4,
-        }
+        Self { bytes, len: words.len() * 4 }
     }
 
     /// The packet.
@@ -132,9 +129,7 @@ impl<'a> ClientFrame<'a> {
             }
             CREATE_BLOB => {
                 let [low, high] = words("create blob", body)?;
-                Ok(Self::CreateBlob {
-                    size: join(low, high),
-                })
+                Ok(Self::CreateBlob { size: join(low, high) })
             }
             UNREF => {
                 let [res_id] = words("unref", body)?;
@@ -200,16 +195,11 @@ impl ServerFrame {
             }
             BLOB => {
                 let [res_id, low, high] = words("blob", body)?;
-                Ok(Self::Blob {
-                    res_id,
-                    size: join(low, high),
-                })
+                Ok(Self::Blob { res_id, size: join(low, high) })
             }
             BLOB_REFUSED => {
                 let [code] = words("blob refused", body)?;
-                Ok(Self::BlobRefused {
-                    code: BlobRefusal::from_code(code),
-                })
+                Ok(Self::BlobRefused { code: BlobRefusal::from_code(code) })
             }
             _ => Err(FrameError::UnknownKind(kind)),
         }
@@ -286,11 +276,7 @@ fn split(packet: &[u8]) -> Result<(u32, &[u8]), FrameError> {
 
 fn words<const N: usize>(name: &'static str, body: &[u8]) -> Result<[u32; N], FrameError> {
     if body.len() != N * 4 {
-        return Err(FrameError::Length {
-            name,
-            found: body.len() + 4,
-            expected: N * 4 + 4,
-        });
+        return Err(FrameError::Length { name, found: body.len() + 4, expected: N * 4 + 4 });
     }
     let mut out = [0; N];
     for (word, bytes) in out.iter_mut().zip(body.chunks_exact(4)) {
@@ -300,11 +286,7 @@ fn words<const N: usize>(name: &'static str, body: &[u8]) -> Result<[u32; N], Fr
 }
 
 fn check_magic(magic: u32) -> Result<(), FrameError> {
-    if magic == SOCKET_MAGIC {
-        Ok(())
-    } else {
-        Err(FrameError::Magic(magic))
-    }
+    if magic == SOCKET_MAGIC { Ok(()) } else { Err(FrameError::Magic(magic)) }
 }
 
 fn halves(value: u64) -> (u32, u32) {
@@ -326,26 +308,19 @@ mod tests {
     fn server_frame() -> impl Strategy<Value = ServerFrame> {
         prop_oneof![
             any::<u32>().prop_map(|version| ServerFrame::Hello { version }),
-            (any::<u32>(), any::<u64>())
-                .prop_map(|(res_id, size)| ServerFrame::Blob { res_id, size }),
-            any::<u32>().prop_map(|code| ServerFrame::BlobRefused {
-                code: BlobRefusal::from_code(code)
-            }),
+            (any::<u32>(), any::<u64>()).prop_map(|(res_id, size)| ServerFrame::Blob { res_id, size }),
+            any::<u32>().prop_map(|code| ServerFrame::BlobRefused { code: BlobRefusal::from_code(code) }),
         ]
     }
 
     fn client_packets() -> Vec<Vec<u8>> {
         let mut submit = SUBMIT_PREFIX.to_vec();
         submit.extend([7; 12]);
-        [
-            ClientFrame::hello(),
-            ClientFrame::create_blob(1 << 40 | 5),
-            ClientFrame::unref(9),
-        ]
-        .iter()
-        .map(|frame| frame.as_bytes().to_vec())
-        .chain([submit])
-        .collect()
+        [ClientFrame::hello(), ClientFrame::create_blob(1 << 40 | 5), ClientFrame::unref(9)]
+            .iter()
+            .map(|frame| frame.as_bytes().to_vec())
+            .chain([submit])
+            .collect()
     }
 
     #[test]
@@ -355,9 +330,7 @@ mod tests {
         assert_eq!(
             frames,
             [
-                Ok(ClientFrame::Hello {
-                    version: SOCKET_VERSION
-                }),
+                Ok(ClientFrame::Hello { version: SOCKET_VERSION }),
                 Ok(ClientFrame::CreateBlob { size: 1 << 40 | 5 }),
                 Ok(ClientFrame::Unref { res_id: 9 }),
                 Ok(ClientFrame::Submit { command: &[7; 12] }),
@@ -369,21 +342,13 @@ mod tests {
     fn every_truncation_of_a_fixed_frame_is_an_error() {
         for packet in client_packets().iter().take(3) {
             for len in 0..packet.len() {
-                assert!(
-                    ClientFrame::parse(&packet[..len]).is_err(),
-                    "{packet:?}[..{len}]"
-                );
+                assert!(ClientFrame::parse(&packet[..len]).is_err(), "{packet:?}[..{len}]");
             }
         }
         for frame in [
             ServerFrame::Hello { version: 1 },
-            ServerFrame::Blob {
-                res_id: 1,
-                size: 4096,
-            },
-            ServerFrame::BlobRefused {
-                code: BlobRefusal::Size,
-            },
+            ServerFrame::Blob { res_id: 1, size: 4096 },
+            ServerFrame::BlobRefused { code: BlobRefusal::Size },
         ] {
             let frame = frame.to_frame();
             for len in 0..frame.as_bytes().len() {
@@ -406,10 +371,7 @@ mod tests {
         packet.resize(MAX_FRAME, 0);
         assert!(ClientFrame::parse(&packet).is_ok());
         packet.push(0);
-        assert_eq!(
-            ClientFrame::parse(&packet),
-            Err(FrameError::TooLong(MAX_FRAME + 1))
-        );
+        assert_eq!(ClientFrame::parse(&packet), Err(FrameError::TooLong(MAX_FRAME + 1)));
     }
 
     proptest! {

@@ -37,10 +37,7 @@ impl Drop for Resource {
 impl Blob {
     /// A blob of the host's resource `res_id`, mapped whole at `mapping`; `owner` is told when it is dropped.
     pub fn new(res_id: u32, mapping: MmapRaw, owner: Arc<dyn Unref>) -> Self {
-        Self {
-            mapping,
-            resource: Resource { res_id, owner },
-        }
+        Self { mapping, resource: Resource { res_id, owner } }
     }
 
     /// The resource id that commands name it by.
@@ -87,11 +84,7 @@ impl Blob {
     /// When `offset` is not a multiple of 4 inside the blob.
     pub fn store_word(&self, offset: usize, value: u32) {
         let stored = self.whole().store(value, offset, Ordering::Release);
-        assert!(
-            stored.is_ok(),
-            "no word at {offset} in a blob of {}",
-            self.len()
-        );
+        assert!(stored.is_ok(), "no word at {offset} in a blob of {}", self.len());
     }
 
     /// Loads a word with Acquire: what was written before it was stored is seen afterwards.
@@ -106,14 +99,12 @@ impl Blob {
     }
 
     fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_>, LinkError> {
-        self.whole()
-            .subslice(offset, len)
-            .map_err(|_| LinkError::Bounds {
-                res_id: self.res_id(),
-                offset,
-                len,
-                size: self.len(),
-            })
+        self.whole().subslice(offset, len).map_err(|_| LinkError::Bounds {
+            res_id: self.res_id(),
+            offset,
+            len,
+            size: self.len(),
+        })
     }
 
     fn whole(&self) -> VolatileSlice<'_> {
@@ -152,14 +143,8 @@ mod tests {
         blob.write(4096, b"").unwrap();
         for (offset, len) in [(4096, 1), (4090, 7), (usize::MAX, 2), (0, 4097)] {
             let mut bytes = vec![0; len];
-            assert!(matches!(
-                blob.write(offset, &bytes),
-                Err(LinkError::Bounds { .. })
-            ));
-            assert!(matches!(
-                blob.read(offset, &mut bytes),
-                Err(LinkError::Bounds { .. })
-            ));
+            assert!(matches!(blob.write(offset, &bytes), Err(LinkError::Bounds { .. })));
+            assert!(matches!(blob.read(offset, &mut bytes), Err(LinkError::Bounds { .. })));
         }
     }
 

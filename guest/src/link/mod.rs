@@ -93,7 +93,7 @@ pub enum LinkError {
         reason: BlobRefusal,
     },
     /// The host sent a packet that is not a frame, or not the one awaited.
-    #[error("bad frame from the host")]
+    #[error("bad frame from the host: {0}")]
     Frame(#[from] FrameError),
     /// The host broke the rules of the link.
     #[error("the host broke the link's rules: {0}")]

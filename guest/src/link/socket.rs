@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, connect,
-    recvmsg, sendmsg, setsockopt, shutdown, socket, sockopt,
+    AddressFamily, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, connect, recvmsg,
+    sendmsg, setsockopt, shutdown, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use std::fs::File;
@@ -23,9 +23,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker answers between two commands, and one command may compute for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Blobs whose memory could change size would end the program with SIGBUS.
-const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK
-    .union(SealFlag::F_SEAL_GROW)
-    .union(SealFlag::F_SEAL_SEAL);
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// A link to `apir serve`.
 #[derive(Debug)]
@@ -46,40 +44,20 @@ impl SocketLink {
     /// # Errors
     /// [`LinkError::Connect`] when nobody answers, [`LinkError::Version`] for a server of another version.
     pub fn connect(path: &Path) -> Result<Self, LinkError> {
-        let refused = |errno: Errno| LinkError::Connect {
-            path: path.to_owned(),
-            source: errno.into(),
-        };
+        let refused = |errno: Errno| LinkError::Connect { path: path.to_owned(), source: errno.into() };
         let address = UnixAddr::new(path).map_err(refused)?;
-        let socket = socket(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )
-        .map_err(io_error("make a socket"))?;
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+            .map_err(io_error("make a socket"))?;
         connect(socket.as_raw_fd(), &address).map_err(refused)?;
         let timeout = TimeVal::new(REQUEST_TIMEOUT.as_secs().cast_signed(), 0);
         setsockopt(&socket, sockopt::SendTimeout, &timeout)
             .map_err(io_error("set the socket's send timeout"))?;
-        let connection = Connection {
-            socket,
-            requests: Mutex::new(()),
-        };
-        match connection
-            .request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?
-            .0
-        {
-            ServerFrame::Hello {
-                version: SOCKET_VERSION,
-            } => Ok(Self {
-                connection: Arc::new(connection),
-            }),
-            ServerFrame::Hello { version } => Err(LinkError::Version {
-                path: path.to_owned(),
-                found: version,
-                expected: SOCKET_VERSION,
-            }),
+        let connection = Connection { socket, requests: Mutex::new(()) };
+        match connection.request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?.0 {
+            ServerFrame::Hello { version: SOCKET_VERSION } => Ok(Self { connection: Arc::new(connection) }),
+            ServerFrame::Hello { version } => {
+                Err(LinkError::Version { path: path.to_owned(), found: version, expected: SOCKET_VERSION })
+            }
             other => Err(unexpected("hello", other)),
         }
     }
@@ -96,9 +74,7 @@ impl Link for SocketLink {
 
     fn create_blob(&self, size: u64) -> Result<Blob, LinkError> {
         let request = ClientFrame::create_blob(size);
-        let (answer, memory) = self
-            .connection
-            .request(request.as_bytes(), REQUEST_TIMEOUT)?;
+        let (answer, memory) = self.connection.request(request.as_bytes(), REQUEST_TIMEOUT)?;
         let (res_id, found) = match answer {
             ServerFrame::Blob { res_id, size } => (res_id, size),
             ServerFrame::BlobRefused { code } => {
@@ -118,20 +94,14 @@ impl Link for SocketLink {
 
     fn submit(&self, command: &[u8]) -> Result<(), LinkError> {
         if command.len() < 12 || command.len() > MAX_COMMAND || !command.len().is_multiple_of(4) {
-            return Err(LinkError::Command {
-                len: command.len(),
-                limit: MAX_COMMAND,
-            });
+            return Err(LinkError::Command { len: command.len(), limit: MAX_COMMAND });
         }
         self.connection.send(&[&SUBMIT_PREFIX, command])
     }
 
     fn check_peer(&self) -> Result<(), LinkError> {
         // Asking for nothing: a hang-up and an error are always told.
-        let mut fds = [PollFd::new(
-            self.connection.socket.as_fd(),
-            PollFlags::empty(),
-        )];
+        let mut fds = [PollFd::new(self.connection.socket.as_fd(), PollFlags::empty())];
         match poll(&mut fds, PollTimeout::ZERO) {
             Ok(0) | Err(Errno::EINTR) => Ok(()),
             Ok(_) => Err(LinkError::Lost("its end of the socket is closed".into())),
@@ -152,13 +122,8 @@ impl Connection {
     fn send(&self, parts: &[&[u8]]) -> Result<(), LinkError> {
         let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
         loop {
-            let sent = sendmsg::<UnixAddr>(
-                self.socket.as_raw_fd(),
-                &parts,
-                &[],
-                MsgFlags::MSG_NOSIGNAL,
-                None,
-            );
+            let sent =
+                sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &parts, &[], MsgFlags::MSG_NOSIGNAL, None);
             return match sent {
                 Ok(_) => Ok(()),
                 Err(Errno::EINTR) => continue,
@@ -168,11 +133,7 @@ impl Connection {
         }
     }
 
-    fn request(
-        &self,
-        packet: &[u8],
-        timeout: Duration,
-    ) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
+    fn request(&self, packet: &[u8], timeout: Duration) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
         let _turn = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         self.send(&[packet])?;
         let answer = self.receive(timeout);
@@ -190,10 +151,7 @@ impl Connection {
             // Rounded up, so that the wait does not end early.
             let millis = left.as_millis() + 1;
             let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            match poll(
-                &mut fds,
-                PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX),
-            ) {
+            match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
                 Ok(0) if left.is_zero() => return Err(LinkError::Timeout(timeout)),
                 Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) => break,
@@ -217,10 +175,7 @@ impl Connection {
                 }
             };
             let mut memory = None;
-            for part in message
-                .cmsgs()
-                .map_err(io_error("read a packet's descriptors"))?
-            {
+            for part in message.cmsgs().map_err(io_error("read a packet's descriptors"))? {
                 if let ControlMessageOwned::ScmRights(fds) = part {
                     for fd in fds {
                         // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
@@ -245,13 +200,7 @@ fn map_blob(asked: u64, found: u64, memory: Option<OwnedFd>) -> Result<MmapRaw, 
         )));
     };
     let memory = File::from(memory);
-    let length = memory
-        .metadata()
-        .map_err(|source| LinkError::Io {
-            what: "stat a blob",
-            source,
-        })?
-        .len();
+    let length = memory.metadata().map_err(|source| LinkError::Io { what: "stat a blob", source })?.len();
     if found < asked || length < found {
         return Err(LinkError::Protocol(format!(
             "a blob of {found} bytes with {length} of memory, where {asked} were asked for"
@@ -266,10 +215,7 @@ fn map_blob(asked: u64, found: u64, memory: Option<OwnedFd>) -> Result<MmapRaw, 
     usize::try_from(found)
         .map_err(|_| io::ErrorKind::OutOfMemory.into())
         .and_then(|len| MmapOptions::new().len(len).map_raw(&memory))
-        .map_err(|source| LinkError::Io {
-            what: "map a blob",
-            source,
-        })
+        .map_err(|source| LinkError::Io { what: "map a blob", source })
 }
 
 fn unexpected(awaited: &str, found: ServerFrame) -> LinkError {
@@ -284,8 +230,5 @@ fn lost_or_io(what: &'static str, errno: Errno) -> LinkError {
 }
 
 fn io_error(what: &'static str) -> impl Fn(Errno) -> LinkError {
-    move |errno| LinkError::Io {
-        what,
-        source: errno.into(),
-    }
+    move |errno| LinkError::Io { what, source: errno.into() }
 }

@@ -69,9 +69,7 @@ impl FineTimer {
     fn set() -> Self {
         let before = nix::sys::prctl::get_timerslack().ok();
         let set = nix::sys::prctl::set_timerslack(1).is_ok();
-        Self {
-            before: before.filter(|_| set),
-        }
+        Self { before: before.filter(|_| set) }
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -115,11 +113,7 @@ mod tests {
             Ok(())
         }
         fn check_peer(&self) -> Result<(), LinkError> {
-            if self.gone.load(Ordering::Relaxed) {
-                Err(LinkError::Lost("test".into()))
-            } else {
-                Ok(())
-            }
+            if self.gone.load(Ordering::Relaxed) { Err(LinkError::Lost("test".into())) } else { Ok(()) }
         }
     }
 
@@ -149,9 +143,7 @@ mod tests {
 
     #[test]
     fn an_answer_left_by_a_lost_peer_counts() {
-        let peer = Peer {
-            gone: AtomicBool::new(true),
-        };
+        let peer = Peer { gone: AtomicBool::new(true) };
         let start = Instant::now();
         until(&peer, None, || start.elapsed() > Duration::from_millis(1)).unwrap();
     }
