@@ -211,4 +211,10 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// The list of operations does not end with the one that ends every known list.
+    #[error("ggml lists {found} operations and none of them is the known last one")]
+    Operations {
+        /// Operations read.
+        found: usize,
+    },
 }

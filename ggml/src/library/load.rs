@@ -14,6 +14,7 @@ use super::Registry;
 use crate::abi;
 use crate::error::Error;
 use crate::layout::{Layout, Marks, SUPPORTED, Version};
+use crate::ops::{OpName, OpTable};
 
 /// The function that gives the registration of a backend built for dynamic loading.
 pub const DEFAULT_REG_SYMBOL: &str = "ggml_backend_init";
@@ -27,6 +28,7 @@ pub(super) struct Loaded {
     pub(super) layout: Layout,
     pub(super) reg: NonNull<abi::Reg>,
     pub(super) buffer_free: BufferFreeFn,
+    pub(super) ops: OpTable,
 }
 
 // SAFETY: ggml lets any thread call a registration, and libggml-base's functions; neither changes after loading.
@@ -79,8 +81,10 @@ impl GgmlLibrary {
         let layout = file.layout()?;
         // SAFETY: the function of this name has had this type in every supported version.
         let buffer_free = unsafe { file.function::<BufferFreeFn>("ggml_backend_buffer_free")? };
+        // SAFETY: as above; and it is ggml's own list of operations.
+        let ops = unsafe { OpTable::read(file.function::<OpName>("ggml_op_name")?)? };
         let reg = file.registration(reg_symbol, &layout)?;
-        Ok(Self { path: path.to_owned(), loaded: Arc::new(Loaded { layout, reg, buffer_free }) })
+        Ok(Self { path: path.to_owned(), loaded: Arc::new(Loaded { layout, reg, buffer_free, ops }) })
     }
 
     /// The file it was loaded from.
@@ -96,6 +100,11 @@ impl GgmlLibrary {
     /// Layout of its structs.
     pub fn layout(&self) -> &Layout {
         &self.loaded.layout
+    }
+
+    /// Its operations.
+    pub fn ops(&self) -> &OpTable {
+        &self.loaded.ops
     }
 
     /// Its registration.
