@@ -1,1 +1,15 @@
-//! Whole-system tests of the pair.
+//! Whole-system tests of the pair: a harness that runs real ggml programs against a real server.
+//!
+//! The harness knows our pieces only as files ([`peers::Dist`]), as a user does.
+
+pub mod completion;
+pub mod error;
+pub mod fakes;
+pub mod ggml;
+pub mod http;
+pub mod peers;
+pub mod process;
+pub mod program;
+pub mod server;
+
+pub use error::Error;

@@ -1,0 +1,2 @@
+//! Measures the guest's session.
+fn main() {}

@@ -1,0 +1,206 @@
+//! A ggml program for the tests: loads ggml's libraries and our backend, and computes with what it finds.
+//!
+//! What it does is told on stdout in lines of JSON; after `ready` and `done` it waits for a line on stdin,
+//! so that its memory can be looked at from outside.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use apir_tests::Error;
+use apir_tests::error::check;
+use apir_tests::ggml::{Device, Ggml, Visibility};
+use clap::{Parser, Subcommand};
+use serde_json::{Value, json};
+
+/// Side of the matrices that are computed with.
+const SIDE: usize = 16;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Folder of ggml's libraries
+    #[arg(long)]
+    ggml: PathBuf,
+    /// Open them with RTLD_GLOBAL instead of RTLD_LOCAL
+    #[arg(long)]
+    global: bool,
+    /// The backend library under test
+    #[arg(long)]
+    guest: PathBuf,
+    /// A local backend to fall back to
+    #[arg(long)]
+    cpu: Option<PathBuf>,
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(Subcommand)]
+enum Work {
+    /// Computes once on the backend's device, or else on the local one
+    Compute,
+    /// Computes one graph again and again
+    Repeat {
+        #[arg(long, default_value_t = 1000)]
+        warm_up: usize,
+        #[arg(long)]
+        count: usize,
+    },
+    /// Makes and frees buffers
+    Buffers {
+        #[arg(long, default_value_t = 100)]
+        warm_up: usize,
+        #[arg(long)]
+        count: usize,
+    },
+    /// Calls from several threads at once
+    Threads {
+        #[arg(long)]
+        threads: usize,
+        #[arg(long)]
+        rounds: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ggml-program: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Error> {
+    let visibility = if arguments.global { Visibility::Global } else { Visibility::Local };
+    let ggml = Ggml::open(&arguments.ggml, visibility)?;
+    let loaded = ggml.load_backend(&arguments.guest)?;
+    let registered = loaded.is_some();
+    let mut devices = loaded.unwrap_or_default();
+    tell(&json!({
+        "event": "loaded",
+        "version": ggml.version(),
+        "registered": registered,
+        "devices": devices.iter().map(describe).collect::<Vec<_>>(),
+    }));
+    if let Some(cpu) = &arguments.cpu {
+        devices.extend(ggml.load_backend(cpu)?.unwrap_or_default());
+    }
+    let device = devices.first().ok_or_else(|| Error::Unexpected("there is no device at all".to_owned()))?;
+    match arguments.work {
+        Work::Compute => compute(device),
+        Work::Repeat { warm_up, count } => repeat(device, warm_up, count),
+        Work::Buffers { warm_up, count } => buffers(device, warm_up, count),
+        Work::Threads { threads, rounds } => all_threads(device, threads, rounds),
+    }
+}
+
+fn describe(device: &Device<'_>) -> Value {
+    let (free, total) = device.memory();
+    json!({
+        "name": device.name(),
+        "description": device.description(),
+        "kind": device.kind(),
+        "free": free,
+        "total": total,
+    })
+}
+
+fn compute(device: &Device<'_>) -> Result<(), Error> {
+    let calculation = device.calculation(SIDE)?;
+    let supported = calculation.is_supported_by(device);
+    calculation.set_inputs(1)?;
+    calculation.check_inputs(1)?;
+    calculation.compute()?;
+    calculation.check_result(1)?;
+    tell(&json!({
+        "event": "computed",
+        "device": device.name(),
+        "buffer": calculation.buffer_name(),
+        "supported": supported,
+    }));
+    Ok(())
+}
+
+fn repeat(device: &Device<'_>, warm_up: usize, count: usize) -> Result<(), Error> {
+    let calculation = device.calculation(SIDE)?;
+    let rounds = |count: usize| {
+        for round in 0..count {
+            // A new input now and then shows that each compute is real.
+            if round % 100 == 0 {
+                calculation.set_inputs(round)?;
+            }
+            calculation.compute()?;
+            if round % 100 == 0 {
+                calculation.check_result(round)?;
+            }
+        }
+        Ok(())
+    };
+    rounds(warm_up)?;
+    pause("ready");
+    rounds(count)?;
+    pause("done");
+    Ok(())
+}
+
+fn buffers(device: &Device<'_>, warm_up: usize, count: usize) -> Result<(), Error> {
+    let rounds = |count: usize| {
+        for round in 0..count {
+            let buffer = device.buffer(1 + (round % 7) * 10_000)?;
+            buffer.clear(round as u8);
+            check(buffer.base() != 0, || "a buffer without a base".to_owned())?;
+        }
+        Ok(())
+    };
+    rounds(warm_up)?;
+    pause("ready");
+    rounds(count)?;
+    pause("done");
+    Ok(())
+}
+
+fn all_threads(device: &Device<'_>, threads: usize, rounds: usize) -> Result<(), Error> {
+    let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let running: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || one_thread(device, thread, rounds))).collect();
+        let crashed = || Err(Error::Unexpected("a thread panicked".to_owned()));
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| crashed())).collect()
+    });
+    results.into_iter().collect::<Result<(), Error>>()?;
+    tell(&json!({"event": "threads", "threads": threads, "rounds": rounds}));
+    Ok(())
+}
+
+/// Calls of every kind; threads differ in sizes and values, so that a reply given to the wrong one is noticed.
+fn one_thread(device: &Device<'_>, thread: usize, rounds: usize) -> Result<(), Error> {
+    let name = device.name();
+    let calculation = device.calculation(SIDE + thread)?;
+    for round in 0..rounds {
+        let seed = thread * 1000 + round;
+        calculation.set_inputs(seed)?;
+        let buffer = device.buffer(4096 * (thread + 1))?;
+        buffer.clear(thread as u8);
+        calculation.compute()?;
+        let (free, total) = device.memory();
+        check(free <= total, || format!("{free} bytes free of {total}"))?;
+        check(calculation.is_supported_by(device), || "the device refuses its own graph".to_owned())?;
+        calculation.check_inputs(seed)?;
+        calculation.check_result(seed)?;
+        check(device.name() == name, || "the device's name changed".to_owned())?;
+    }
+    Ok(())
+}
+
+fn tell(event: &Value) {
+    println!("{event}");
+    // A reader that is gone has nothing to be told.
+    let _ = std::io::stdout().flush();
+}
+
+fn pause(event: &str) {
+    tell(&json!({ "event": event }));
+    // The end of stdin lets the program go on as well.
+    let _ = std::io::stdin().lock().read_line(&mut String::new());
+}

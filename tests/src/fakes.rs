@@ -1,0 +1,45 @@
+//! Libraries that are not what they should be.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{Error, IoContext};
+use crate::program::Program;
+
+/// A library of the size of none: no symbol in it.
+const EMPTY: &str = "int apir_tests_nothing;";
+
+/// A ggml backend of a version that nobody knows yet.
+const FUTURE: &str = include_str!("fakes/future.c");
+
+/// A file that is no library.
+pub fn text_file(folder: &Path) -> Result<PathBuf, Error> {
+    let path = folder.join("libtext.so");
+    fs::write(&path, "This is no library.\n").at("write", &path)?;
+    Ok(path)
+}
+
+/// A library without a registration symbol.
+pub fn empty_library(folder: &Path) -> Result<PathBuf, Error> {
+    compile(folder, "libempty.so", EMPTY)
+}
+
+/// A backend library whose registry says backend API 99.
+pub fn future_library(folder: &Path) -> Result<PathBuf, Error> {
+    compile(folder, "libfuture.so", FUTURE)
+}
+
+fn compile(folder: &Path, name: &str, source: &str) -> Result<PathBuf, Error> {
+    let library = folder.join(name);
+    let text = library.with_extension("c");
+    fs::write(&text, source).at("write", &text)?;
+    Program::new(Path::new("gcc"))
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&text)
+        .run(Duration::from_secs(60))?
+        .success()?;
+    Ok(library)
+}

@@ -1,0 +1,121 @@
+//! Where the pieces under test and their peers are. `cargo xtask test` says so through the environment.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// The folder with our own pieces under their real names.
+#[derive(Debug, Clone)]
+pub struct Dist(PathBuf);
+
+/// The folder of a llama.cpp: its programs, its ggml libraries, and upstream's own plugin.
+#[derive(Debug, Clone)]
+pub struct LlamaDir(PathBuf);
+
+/// The folder of the models.
+#[derive(Debug, Clone)]
+pub struct Models(PathBuf);
+
+impl Dist {
+    /// The folder that `APIR_DIST` names.
+    pub fn from_env() -> Result<Self, Error> {
+        folder("APIR_DIST", "the folder with apir, libggml-virtgpu.so and libggml-virtgpu-backend.so")
+            .map(Self)
+    }
+
+    /// This folder.
+    pub fn at(folder: &Path) -> Self {
+        Self(folder.to_owned())
+    }
+
+    /// The program `apir`.
+    pub fn apir(&self) -> PathBuf {
+        self.0.join("apir")
+    }
+
+    /// The guest's library.
+    pub fn guest(&self) -> PathBuf {
+        self.0.join("libggml-virtgpu.so")
+    }
+
+    /// The host's plugin.
+    pub fn plugin(&self) -> PathBuf {
+        self.0.join("libggml-virtgpu-backend.so")
+    }
+}
+
+impl LlamaDir {
+    /// The folder that `APIR_LLAMA_DIR` names.
+    pub fn from_env() -> Result<Self, Error> {
+        folder("APIR_LLAMA_DIR", "the folder with llama.cpp's programs and libraries").map(Self)
+    }
+
+    /// This folder.
+    pub fn at(folder: &Path) -> Self {
+        Self(folder.to_owned())
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A program of llama.cpp.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// ggml's CPU backend.
+    pub fn cpu_library(&self) -> PathBuf {
+        self.0.join("libggml-cpu.so")
+    }
+
+    /// Upstream's host plugin.
+    pub fn upstream_plugin(&self) -> Result<PathBuf, Error> {
+        let path = self.0.join("libggml-virtgpu-backend.so");
+        match path.is_file() {
+            true => Ok(path),
+            false => Err(Error::Missing { path, what: "upstream's host plugin" }),
+        }
+    }
+}
+
+impl Models {
+    /// The folder that `APIR_MODELS` names.
+    pub fn from_env() -> Result<Self, Error> {
+        folder("APIR_MODELS", "the folder with the models").map(Self)
+    }
+
+    /// SmolLM2-135M-Instruct.
+    pub fn smollm2(&self) -> PathBuf {
+        self.0.join("SmolLM2-135M-Instruct.Q4_1.gguf")
+    }
+
+    /// The small random model.
+    pub fn tiny(&self) -> PathBuf {
+        self.0.join("tiny.gguf")
+    }
+}
+
+/// The folder of prebuilt ggml libraries of backend API 2, `APIR_GGML_API2_DIR`.
+pub fn ggml_api2() -> Result<PathBuf, Error> {
+    folder("APIR_GGML_API2_DIR", "the folder with ggml libraries of backend API 2")
+}
+
+/// ggml's CPU backend for any x86-64 processor in a folder that has one for each kind.
+pub fn baseline_cpu_library(folder: &Path) -> Result<PathBuf, Error> {
+    let path = folder.join("libggml-cpu-x64.so");
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(Error::Missing { path, what: "ggml's CPU backend" }),
+    }
+}
+
+fn folder(name: &'static str, meaning: &'static str) -> Result<PathBuf, Error> {
+    let path = std::env::var_os(name).map(PathBuf::from).ok_or(Error::Environment { name, meaning })?;
+    match path.is_dir() {
+        true => Ok(path),
+        false => Err(Error::Missing { path, what: meaning }),
+    }
+}
