@@ -1,2 +1,83 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench.
-fn main() {}
+//! Developer commands: cargo xtask demo | test | codegen | bench | dist.
+#![forbid(unsafe_code)]
+
+mod apt;
+mod bench;
+mod cache;
+mod codegen;
+mod demo;
+mod dist;
+mod error;
+mod fetch;
+mod models;
+mod peers;
+mod python;
+mod suite;
+mod test;
+mod tools;
+mod ui;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::dist::Workspace;
+use crate::error::Error;
+use crate::ui::Ui;
+
+/// Developer commands of apir.
+///
+/// Peers and models are kept in $APIR_CACHE, or ~/.cache/apir; LLAMA_CPP_DIR names a llama.cpp to use instead of building one.
+#[derive(Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Let llama.cpp generate text through the pair, and compare it with the same run on the local CPU
+    Demo(demo::Options),
+    /// Run every check and every test
+    Test,
+    /// Rewrite the generated files from protocol/commands.toml
+    Codegen {
+        /// Only say which are stale, as a unified diff
+        #[arg(long)]
+        check: bool,
+    },
+    /// Measure the pair
+    Bench(bench::Options),
+    /// Build apir and its two libraries and give them their real names
+    Dist,
+}
+
+fn main() -> ExitCode {
+    let ui = Ui::new();
+    match run(&Arguments::parse().command, &ui) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            ui.line(&format!("error: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a command; `false` when it ran, but what it checked does not hold.
+fn run(command: &Command, ui: &Ui) -> Result<bool, Error> {
+    let workspace = Workspace::find()?;
+    match command {
+        Command::Demo(options) => demo::run(&workspace, ui, options),
+        Command::Test => test::run(&workspace, ui),
+        Command::Codegen { check } => codegen::run(&workspace, ui, *check),
+        Command::Bench(options) => bench::run(&workspace, ui, options).map(|()| true),
+        Command::Dist => {
+            let folder: PathBuf = workspace.build_dist(ui)?;
+            ui.result(&folder.display().to_string());
+            Ok(true)
+        }
+    }
+}

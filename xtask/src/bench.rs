@@ -1,0 +1,81 @@
+//! `cargo xtask bench`: measurements of the pair. Each one is a program of the tests crate that prints a JSON object.
+
+use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::server::Serve;
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+
+use crate::cache::Cache;
+use crate::dist::Workspace;
+use crate::error::Error;
+use crate::peers::{Llama, Stage};
+use crate::ui::Ui;
+
+/// Options of the benchmarks.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print the results as one line of JSON at the end
+    #[arg(long)]
+    json: bool,
+    /// Measure only this
+    #[arg(long)]
+    only: Option<Bench>,
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// Time of a call that does nothing, in µs
+    Call,
+}
+
+/// Runs the chosen benchmarks, or all.
+pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<(), Error> {
+    let llama = {
+        let cache = Cache::open()?;
+        let _lock = cache.lock(ui)?;
+        let llama = Llama::find(&cache)?;
+        llama.build(&cache, ui, Stage::Libraries)?;
+        LlamaDir::at(&llama.bin)
+    };
+    let dist = Dist::at(&workspace.build_dist(ui)?);
+    let mut results = Map::new();
+    for &bench in
+        Bench::value_variants().iter().filter(|bench| options.only.is_none_or(|only| only == **bench))
+    {
+        let measured = match bench {
+            Bench::Call => call(workspace, &dist, &llama)?,
+        };
+        for (name, value) in measured {
+            ui.result(&format!("{name}: {value}"));
+            results.insert(name, value);
+        }
+    }
+    if options.json {
+        ui.result(&Value::Object(results).to_string());
+    }
+    Ok(())
+}
+
+/// A call without arguments, from the guest's session to the worker and back.
+fn call(workspace: &Workspace, dist: &Dist, llama: &LlamaDir) -> Result<Map<String, Value>, Error> {
+    let server = Serve::new(dist, &llama.cpu_library()).start()?;
+    program(workspace, "call-bench", "APIR_SOCKET", server.socket().as_os_str())
+}
+
+/// Runs a program of the tests crate in release mode and reads the JSON object of its last line.
+fn program(
+    workspace: &Workspace,
+    name: &str,
+    key: &str,
+    value: &std::ffi::OsStr,
+) -> Result<Map<String, Value>, Error> {
+    let lines = workspace
+        .cargo(name)
+        .args(["run", "--quiet", "--release", "-p", "apir-tests", "--bin", name])
+        .env(key, value)
+        .run_lines(|_| ())?;
+    let line = lines.last().map_or("", String::as_str);
+    serde_json::from_str(line)
+        .map_err(|error| Error::Check(format!("{name} printed no JSON at its end: {line}: {error}")))
+}

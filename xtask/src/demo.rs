@@ -1,0 +1,179 @@
+//! `cargo xtask demo`: real inference on one machine, and proof that it is the remote device that computes.
+
+use std::path::PathBuf;
+
+use apir_tests::completion::{Completion, Request, Stats};
+use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::server::Serve;
+use serde::Serialize;
+
+use crate::cache::Cache;
+use crate::dist::Workspace;
+use crate::error::Error;
+use crate::models;
+use crate::peers::{Llama, Stage};
+use crate::ui::Ui;
+
+/// Tokens of the short run; the long run minus it is what a token costs in the steady state.
+const SHORT: u32 = 8;
+
+/// Options of the demo.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print the result as one line of JSON at the end
+    #[arg(long)]
+    json: bool,
+    /// How many tokens to generate
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(i64::from(SHORT) + 1..))]
+    tokens: u32,
+    /// The host plugin to use instead of ours
+    #[arg(long)]
+    plugin: Option<PathBuf>,
+    /// The model to use instead of SmolLM2-135M-Instruct
+    #[arg(long)]
+    model: Option<PathBuf>,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    text: String,
+    reference_text: String,
+    identical: bool,
+    tokens_per_s: f64,
+    reference_tokens_per_s: f64,
+    device: String,
+    transport: String,
+    calls_per_token: f64,
+    bytes_per_token: f64,
+}
+
+/// Runs it; `false` when the two texts differ.
+pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Error> {
+    if let Some(path) = [&options.plugin, &options.model].into_iter().flatten().find(|path| !path.is_file()) {
+        return Err(Error::Missing { path: path.clone(), hint: "name a file that is there".to_owned() });
+    }
+    let (llama, model) = peers(ui, options)?;
+    let dist = Dist::at(&workspace.build_dist(ui)?);
+    let report = compare(ui, &llama, &dist, model, options)?;
+    print(ui, &report);
+    if options.json {
+        ui.result(&serde_json::to_string(&report).map_err(|error| Error::Check(error.to_string()))?);
+    }
+    Ok(report.identical)
+}
+
+fn peers(ui: &Ui, options: &Options) -> Result<(LlamaDir, PathBuf), Error> {
+    let cache = Cache::open()?;
+    let _lock = cache.lock(ui)?;
+    let llama = Llama::find(&cache)?;
+    let model = match &options.model {
+        Some(model) => model.clone(),
+        None => models::smollm2(&cache, ui)?,
+    };
+    llama.build(&cache, ui, Stage::Libraries)?;
+    llama.build(&cache, ui, Stage::Programs)?;
+    Ok((LlamaDir::at(&llama.bin), model))
+}
+
+fn compare(
+    ui: &Ui,
+    llama: &LlamaDir,
+    dist: &Dist,
+    model: PathBuf,
+    options: &Options,
+) -> Result<Report, Error> {
+    let request = Request::new(llama, &model, options.tokens);
+    ui.line(&format!("generating {} tokens on the local CPU", options.tokens));
+    let reference = request.run_local()?;
+    // The library that llama.cpp itself chose, so that both sides compute with the same code.
+    let library = reference.cpu_library.clone().unwrap_or_else(|| llama.cpu_library());
+    let mut serve = Serve::new(dist, &library);
+    if let Some(plugin) = &options.plugin {
+        serve = serve.plugin(plugin);
+    }
+    let server = serve.start()?;
+    ui.line(&format!("generating {} tokens on the remote device", options.tokens));
+    let (remote, stats) = request.run_remote(&server)?;
+    remote.check_all_remote()?;
+    let (short, short_stats) = Request::new(llama, &model, SHORT).run_remote(&server)?;
+    report(&reference, (&remote, &stats), (&short, &short_stats))
+}
+
+fn report(
+    reference: &Completion,
+    (remote, stats): (&Completion, &Stats),
+    (short, short_stats): (&Completion, &Stats),
+) -> Result<Report, Error> {
+    let steps = remote.steps.checked_sub(short.steps).filter(|&steps| steps > 0).ok_or_else(|| {
+        Error::Check(format!(
+            "the model ended its text after {} tokens: too few to count the cost of one",
+            remote.steps
+        ))
+    })?;
+    let per_token = |long: u64, short: u64| long.saturating_sub(short) as f64 / f64::from(steps);
+    Ok(Report {
+        identical: remote.text == reference.text,
+        text: remote.text.clone(),
+        reference_text: reference.text.clone(),
+        tokens_per_s: remote.tokens_per_s,
+        reference_tokens_per_s: reference.tokens_per_s,
+        device: stats.device.clone(),
+        transport: stats.transport.clone(),
+        calls_per_token: per_token(stats.calls, short_stats.calls),
+        bytes_per_token: per_token(stats.bytes, short_stats.bytes),
+    })
+}
+
+fn print(ui: &Ui, report: &Report) {
+    ui.result(&format!("--- local CPU ---\n{}\n", report.reference_text));
+    ui.result(&format!("--- {} over {} ---\n{}\n", report.device, report.transport, report.text));
+    ui.result(match report.identical {
+        true => "identical: yes, with every layer on the remote device",
+        false => "identical: NO",
+    });
+    ui.result(&format!(
+        "tokens/s:  {:.1} remote, {:.1} local",
+        report.tokens_per_s, report.reference_tokens_per_s
+    ));
+    ui.result(&format!(
+        "per token: {:.1} calls, {:.0} bytes",
+        report.calls_per_token, report.bytes_per_token
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(steps: u32, text: &str) -> Completion {
+        Completion {
+            text: text.to_owned(),
+            tokens_per_s: 1.0,
+            steps,
+            offloaded: None,
+            device: None,
+            model_buffers: Vec::new(),
+            cpu_library: None,
+        }
+    }
+
+    fn stats(calls: u64, bytes: u64) -> Stats {
+        Stats { device: "d".to_owned(), transport: "socket".to_owned(), calls, bytes, graph_computes: 0 }
+    }
+
+    #[test]
+    fn the_cost_of_a_token_leaves_the_start_out() {
+        let (long, short) = (completion(31, "ab"), completion(7, "a"));
+        let report =
+            report(&completion(31, "ab"), (&long, &stats(124, 4_800)), (&short, &stats(100, 2_400))).unwrap();
+        assert!(report.identical);
+        assert_eq!((report.calls_per_token, report.bytes_per_token), (1.0, 100.0));
+    }
+
+    #[test]
+    fn a_text_too_short_to_measure_is_an_error() {
+        let run = completion(7, "a");
+        assert!(report(&run, (&run, &stats(1, 1)), (&run, &stats(1, 1))).is_err());
+    }
+}

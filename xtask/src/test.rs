@@ -1,0 +1,196 @@
+//! `cargo xtask test`: every check and test, with the peers built beside the checks that do not need them.
+
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::apt;
+use crate::cache::Cache;
+use crate::codegen;
+use crate::dist::Workspace;
+use crate::error::Error;
+use crate::models;
+use crate::peers::{self, Llama, Stage};
+use crate::suite::Suite;
+use crate::tools::Tool;
+use crate::ui::Ui;
+
+/// The tests of the other crates that need ggml's libraries.
+const CRATES: &str = "crates with ggml";
+
+/// What can be tested once a milestone is reached: [`CRATES`], or a file in tests/tests.
+const PLAN: &[(Milestone, &[&str])] = &[
+    (Milestone::Libraries, &[CRATES, "api2", "bad_input", "memory", "threads"]),
+    (Milestone::Programs, &["backend_ops", "demo", "worker_killed"]),
+    (Milestone::Servers, &["llama_server"]),
+];
+
+/// What the background thread has ready, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Milestone {
+    Libraries,
+    Programs,
+    Servers,
+}
+
+/// How far the background thread is.
+#[derive(Debug, Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reached: Option<Milestone>,
+    failure: Option<String>,
+}
+
+/// Where the peers will be.
+#[derive(Debug, Clone)]
+struct Peers {
+    cache: Cache,
+    llama: Llama,
+    source: PathBuf,
+    models: PathBuf,
+    ggml_api2: PathBuf,
+}
+
+/// Runs it; `false` when anything failed.
+pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
+    let cache = Cache::open()?;
+    let _lock = cache.lock(ui)?;
+    let peers = Peers::new(&cache)?;
+    let progress = Progress::default();
+    let mut suite = Suite::new(ui);
+    thread::scope(|scope| {
+        scope.spawn(|| progress.record(peers.prepare(workspace, ui, &progress)));
+        without_peers(workspace, ui, &mut suite);
+        let dist_is_built = {
+            let mut built = false;
+            suite.step("build of the artefacts", || {
+                workspace.build_dist(ui)?;
+                built = true;
+                Ok(true)
+            });
+            built
+        };
+        for &(milestone, tests) in PLAN {
+            let ready = match dist_is_built {
+                true => progress.wait_for(milestone),
+                false => Err("the artefacts were not built".to_owned()),
+            };
+            match ready {
+                Ok(()) => tests.iter().for_each(|test| with_peers(workspace, &peers, &mut suite, test)),
+                Err(cause) => suite.skip(tests, &cause),
+            }
+        }
+    });
+    Ok(suite.finish())
+}
+
+/// The checks that need nothing but this workspace.
+fn without_peers(workspace: &Workspace, ui: &Ui, suite: &mut Suite<'_>) {
+    let run = |tool: Tool| tool.run().map(|()| true);
+    suite.step("format", || run(workspace.cargo("fmt").args(["fmt", "--all", "--check"])));
+    suite.step("generated files", || codegen::run(workspace, ui, true));
+    suite.step("clippy", || {
+        let clippy = workspace.cargo("clippy").args(["clippy", "--workspace", "--all-targets", "--quiet"]);
+        run(clippy.args(["--", "--deny", "warnings"]))
+    });
+    let unit = workspace.cargo("unit").args(["test", "--workspace", "--no-fail-fast"]);
+    suite.cargo_test("unit tests", unit);
+}
+
+/// One of the tests that run ggml's libraries and llama.cpp's programs.
+fn with_peers(workspace: &Workspace, peers: &Peers, suite: &mut Suite<'_>, test: &str) {
+    // Always the whole workspace, since a part of it would be built with other features.
+    let tool = workspace.cargo(test).args(["test", "--no-fail-fast", "--workspace"]);
+    let tool = match test {
+        CRATES => tool.args(["--exclude", "apir-tests"]),
+        _ => tool.args(["--test", test]),
+    };
+    // One at a time: they measure memory and time, and each has several processes of its own.
+    suite.cargo_test(test, peers.env(workspace, tool).args(["--", "--ignored", "--test-threads=1"]));
+}
+
+impl Peers {
+    fn new(cache: &Cache) -> Result<Self, Error> {
+        Ok(Self {
+            llama: Llama::find(cache)?,
+            source: peers::source_tree_path(cache),
+            models: models::folder(cache),
+            ggml_api2: peers::ggml_api2_path(cache),
+            cache: cache.clone(),
+        })
+    }
+
+    fn prepare(&self, workspace: &Workspace, ui: &Ui, progress: &Progress) -> Result<(), Error> {
+        let cache = &self.cache;
+        apt::ensure(cache, ui, apt::C_COMPILER)?;
+        peers::ggml_api2(cache, ui)?;
+        peers::source_tree(cache, ui)?;
+        self.llama.build(cache, ui, Stage::Libraries)?;
+        progress.reach(Milestone::Libraries);
+        models::tiny(cache, ui, &workspace.root)?;
+        models::smollm2(cache, ui)?;
+        self.llama.build(cache, ui, Stage::Programs)?;
+        progress.reach(Milestone::Programs);
+        self.llama.build(cache, ui, Stage::Servers)?;
+        progress.reach(Milestone::Servers);
+        Ok(())
+    }
+
+    fn env(&self, workspace: &Workspace, tool: Tool) -> Tool {
+        tool.env("APIR_DIST", workspace.dist())
+            .env("APIR_LLAMA_DIR", &self.llama.bin)
+            .env("APIR_LLAMA_SRC", &self.source)
+            .env("APIR_MODELS", &self.models)
+            .env("APIR_GGML_API2_DIR", &self.ggml_api2)
+    }
+}
+
+impl Progress {
+    fn reach(&self, milestone: Milestone) {
+        self.lock().reached = Some(milestone);
+        self.changed.notify_all();
+    }
+
+    fn record(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.lock().failure = Some(error.to_string());
+        }
+        self.changed.notify_all();
+    }
+
+    fn wait_for(&self, milestone: Milestone) -> Result<(), String> {
+        let mut state = self.lock();
+        loop {
+            if state.reached >= Some(milestone) {
+                return Ok(());
+            }
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_reached_stays_usable_after_a_failure() {
+        let progress = Progress::default();
+        progress.reach(Milestone::Libraries);
+        progress.record(Err(Error::Check("no more".to_owned())));
+        assert_eq!(progress.wait_for(Milestone::Libraries), Ok(()));
+        assert_eq!(progress.wait_for(Milestone::Programs), Err("no more".to_owned()));
+    }
+}
