@@ -1,1 +1,28 @@
-//! libggml-virtgpu-backend.so: the APIR plugin that virglrenderer loads.
+//! `libggml-virtgpu-backend.so`: the APIR plugin that virglrenderer, or our own renderer, loads.
+//!
+//! The guest is hostile. Commands and graphs are copied to private memory before a byte is looked at; handles are tokens
+//! of one context; every length is checked in 64 bits against the thing that it lies in; what a guest says about tensors and graphs reaches a
+//! backend only as [`verify`] lets it through.
+//!
+//! | module | what |
+//! |---|---|
+//! | `plugin` | the three C symbols |
+//! | [`context`] | the state of one context |
+//! | [`handlers`] | what each command does |
+//! | [`verify`] | checked tensors and graphs |
+//! | [`memory`] | the guest's shared memory |
+//! | [`handle`] | tokens |
+//! | [`config`], [`log`], [`error`] | settings, log lines, refusals |
+
+pub mod config;
+pub mod context;
+pub mod error;
+pub mod handle;
+pub mod handlers;
+pub mod log;
+pub mod memory;
+pub mod plugin;
+pub mod verify;
+
+#[rustfmt::skip]
+mod generated;

@@ -1,0 +1,134 @@
+//! What the renderer and the environment say.
+#![forbid(unsafe_code)]
+
+use crate::error::InitializeError;
+use apir_ggml::DeviceType;
+
+/// The kind of device that guests are told of. Never a CPU: llama.cpp would take it for its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PresentAs {
+    /// What the device says, a GPU when that is something else.
+    Real,
+    /// Always this.
+    Fixed(DeviceType),
+}
+
+impl PresentAs {
+    /// The type told to guests for a device of type `real`.
+    #[must_use]
+    pub fn of(self, real: DeviceType) -> DeviceType {
+        match (self, real) {
+            (Self::Fixed(type_), _) => type_,
+            (Self::Real, DeviceType::Gpu | DeviceType::Igpu | DeviceType::Accel) => real,
+            (Self::Real, _) => DeviceType::Gpu,
+        }
+    }
+}
+
+/// How a context drives its backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// File of the ggml backend library.
+    pub library: String,
+    /// Its registration function.
+    pub registration: String,
+    /// The kind of device that guests are told of.
+    pub present_as: PresentAs,
+    /// Threads of a CPU backend.
+    pub threads: usize,
+}
+
+/// The registration function of a library built for dynamic loading.
+const DEFAULT_REGISTRATION: &str = "ggml_backend_init";
+
+impl Config {
+    /// Reads the renderer's keys and, where it has none, the environment.
+    ///
+    /// # Errors
+    /// [`InitializeError::NoLibrary`], [`InitializeError::Variable`]
+    pub fn read(
+        key: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, InitializeError> {
+        let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let either = |name: &str, env: &str| set(key(name)).or_else(|| set(variable(env)));
+        let library = either("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH")
+            .ok_or(InitializeError::NoLibrary)?;
+        let registration = either("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG")
+            .unwrap_or_else(|| DEFAULT_REGISTRATION.to_owned());
+        let present_as = match set(variable("APIR_PRESENT_AS")) {
+            None => PresentAs::Real,
+            Some(value) => PresentAs::Fixed(match value.to_ascii_lowercase().as_str() {
+                "gpu" => DeviceType::Gpu,
+                "igpu" => DeviceType::Igpu,
+                "accel" => DeviceType::Accel,
+                _ => {
+                    let (name, fix) = ("APIR_PRESENT_AS", "must be gpu, igpu or accel");
+                    return Err(InitializeError::Variable { name, value, fix });
+                }
+            }),
+        };
+        let threads = match set(variable("APIR_HOST_THREADS")) {
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+            Some(value) => match value.parse() {
+                Ok(threads @ 1..=1024) => threads,
+                _ => {
+                    let (name, fix) = ("APIR_HOST_THREADS", "must be a number from 1 to 1024");
+                    return Err(InitializeError::Variable { name, value, fix });
+                }
+            },
+        };
+        Ok(Self { library, registration, present_as, threads })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(keys: &[(&str, &str)], variables: &[(&str, &str)]) -> Result<Config, String> {
+        let find = |list: &[(&str, &str)], name: &str| {
+            list.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        Config::read(|name| find(keys, name), |name| find(variables, name)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_renderer_s_keys_come_before_the_environment() {
+        let variables = [
+            ("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", "/env.so"),
+            ("APIR_LLAMA_CPP_GGML_LIBRARY_REG", "env_reg"),
+            ("APIR_HOST_THREADS", "3"),
+        ];
+        let config = read(&[("ggml.library.path", "/key.so")], &variables).unwrap();
+        assert_eq!((config.library.as_str(), config.registration.as_str()), ("/key.so", "env_reg"));
+        assert_eq!((config.threads, config.present_as), (3, PresentAs::Real));
+        assert_eq!(read(&[], &variables).unwrap().library, "/env.so");
+        let config = read(&[("ggml.library.path", "/key.so"), ("ggml.library.reg", "")], &[]).unwrap();
+        assert_eq!(config.registration, "ggml_backend_init");
+        assert!(config.threads >= 1);
+    }
+
+    #[test]
+    fn faults_name_the_variable_and_the_fix() {
+        assert!(read(&[], &[]).unwrap_err().starts_with("no ggml library: set the key ggml.library.path"));
+        let key = [("ggml.library.path", "/a.so")];
+        for (name, value, words) in [
+            ("APIR_PRESENT_AS", "cpu", "APIR_PRESENT_AS=cpu: must be gpu, igpu or accel"),
+            ("APIR_HOST_THREADS", "0", "APIR_HOST_THREADS=0: must be a number from 1 to 1024"),
+            ("APIR_HOST_THREADS", "many", "APIR_HOST_THREADS=many: must be a number from 1 to 1024"),
+        ] {
+            assert_eq!(read(&key, &[(name, value)]).unwrap_err(), words);
+        }
+    }
+
+    #[test]
+    fn guests_never_hear_of_a_cpu() {
+        for real in [DeviceType::Cpu, DeviceType::Meta, DeviceType::Unknown(9), DeviceType::Gpu] {
+            assert_eq!(PresentAs::Real.of(real), DeviceType::Gpu);
+        }
+        assert_eq!(PresentAs::Real.of(DeviceType::Igpu), DeviceType::Igpu);
+        assert_eq!(PresentAs::Real.of(DeviceType::Accel), DeviceType::Accel);
+        assert_eq!(PresentAs::Fixed(DeviceType::Accel).of(DeviceType::Cpu), DeviceType::Accel);
+    }
+}

@@ -1,0 +1,133 @@
+//! Why a context could not start, and why a command was refused.
+#![forbid(unsafe_code)]
+
+use crate::memory::MemoryError;
+use crate::verify::VerifyError;
+use apir_protocol::codec::{DecodeError, EncodeError};
+use apir_protocol::command::{HandlerCode, InitializeCode, PluginCode};
+use apir_protocol::constants::INITIALIZE_BASE;
+use thiserror::Error;
+
+/// Why a context could not start.
+#[derive(Debug, Error)]
+pub enum InitializeError {
+    /// Nothing says which ggml library to drive.
+    #[error(
+        "no ggml library: set the key ggml.library.path, or APIR_LLAMA_CPP_GGML_LIBRARY_PATH in the environment of the process that loads the plugin"
+    )]
+    NoLibrary,
+    /// A variable holds what it cannot hold.
+    #[error("{name}={value}: {fix}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it may hold.
+        fix: &'static str,
+    },
+    /// The ggml library cannot be used.
+    #[error(transparent)]
+    Ggml(#[from] apir_ggml::Error),
+    /// The context has been initialized before.
+    #[error("context {0} is initialized already")]
+    Twice(u32),
+    /// The renderer handed over no callbacks.
+    #[error("the renderer gave no callbacks")]
+    NoCallbacks,
+}
+
+impl InitializeError {
+    /// What initialize returns for it; always small, since the answer word wraps at its top.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        use apir_ggml::Error as Ggml;
+        let started = |code: InitializeCode| INITIALIZE_BASE + code.number();
+        match self {
+            Self::NoLibrary | Self::Variable { .. } => PluginCode::ConfigMissing.number(),
+            Self::Ggml(
+                Ggml::LibraryMissing { .. } | Ggml::LibraryNotAFile { .. } | Ggml::LibraryOpen { .. },
+            ) => PluginCode::CannotOpen.number(),
+            Self::Ggml(Ggml::SymbolMissing { .. }) => PluginCode::SymbolMissing.number(),
+            Self::Ggml(Ggml::RegistryNull { .. }) => started(InitializeCode::RegistrationFailed),
+            Self::Ggml(Ggml::NoDevice { .. }) => started(InitializeCode::NoDevice),
+            Self::Ggml(Ggml::SlotNull { object: "device", slot: "init_backend" }) => {
+                started(InitializeCode::BackendInitFailed)
+            }
+            Self::Ggml(_) | Self::NoCallbacks => started(InitializeCode::BackendFailed),
+            Self::Twice(_) => started(InitializeCode::AlreadyInitialized),
+        }
+    }
+}
+
+/// Why a command was refused.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// No handler has this number.
+    #[error("no command has the number {0}")]
+    Unknown(u32),
+    /// The context never started, failed to start, or is gone.
+    #[error("context {0} is not initialized")]
+    NotInitialized(u32),
+    /// The request is cut short.
+    #[error("request: {0}")]
+    Decode(#[from] DecodeError),
+    /// The reply does not fit the reply page.
+    #[error("reply: {0}")]
+    Encode(#[from] EncodeError),
+    /// The handle names nothing of its kind in this context.
+    #[error("{0:#x} is no {1} of this context")]
+    Handle(u64, &'static str),
+    /// The blob cannot be used.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A tensor or a graph was refused.
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    /// A range does not lie inside the thing that it is about.
+    #[error("bytes {offset} + {size} do not lie inside {what} of {len} bytes")]
+    Range {
+        /// What the range has to lie in.
+        what: &'static str,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes that there are.
+        len: u64,
+    },
+    /// The tensor lies in another buffer than the command is about.
+    #[error("the tensor lies in buffer {tensor:#x}, the command is about {command:#x}")]
+    OtherBuffer {
+        /// The tensor's handle.
+        tensor: u64,
+        /// The command's handle.
+        command: u64,
+    },
+    /// A copy between tensors that differ.
+    #[error("copy between tensors of different {0}")]
+    Unlike(&'static str),
+    /// The device makes no buffers over memory that exists already.
+    #[error("the device makes no buffers over shared memory")]
+    NoSharedBuffers,
+    /// More buffers and buffer types than handles can name.
+    #[error("no handle is left")]
+    NoHandle,
+    /// The real backend said no.
+    #[error(transparent)]
+    Ggml(#[from] apir_ggml::Error),
+    /// A handler panicked: a fault of ours, and the end of the context.
+    #[error("command {0} panicked; the context is lost")]
+    Panic(u32),
+}
+
+impl CommandError {
+    /// What the dispatcher returns for it.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::Unknown(_) => HandlerCode::UnknownCommand.number(),
+            _ => HandlerCode::Failed.number(),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What each command does, once its request is read.
+#![forbid(unsafe_code)]
+
+mod compute;
+mod inline;
+mod transfer;
+
+use crate::context::Context;
+use crate::error::CommandError;
+use crate::generated::Handlers;
+use crate::memory::HostBuffer;
+use apir_protocol::handle::BufferHandle;
+use apir_protocol::messages::*;
+
+impl Handlers for Context {
+    fn device_get_device_count(
+        &mut self,
+        _request: DeviceGetDeviceCountRequest,
+    ) -> Result<DeviceGetDeviceCountReply, CommandError> {
+        // The wire names no device: however many the library has, a guest reaches the first.
+        Ok(DeviceGetDeviceCountReply { count: 1 })
+    }
+
+    fn device_get_count(
+        &mut self,
+        _request: DeviceGetCountRequest,
+    ) -> Result<DeviceGetCountReply, CommandError> {
+        Ok(DeviceGetCountReply { count: 1 })
+    }
+
+    fn device_get_name(
+        &mut self,
+        _request: DeviceGetNameRequest,
+    ) -> Result<DeviceGetNameReply, CommandError> {
+        Ok(DeviceGetNameReply { name: self.device.name() })
+    }
+
+    fn device_get_description(
+        &mut self,
+        _request: DeviceGetDescriptionRequest,
+    ) -> Result<DeviceGetDescriptionReply, CommandError> {
+        Ok(DeviceGetDescriptionReply { description: self.device.description() })
+    }
+
+    fn device_get_type(
+        &mut self,
+        _request: DeviceGetTypeRequest,
+    ) -> Result<DeviceGetTypeReply, CommandError> {
+        Ok(DeviceGetTypeReply { type_: self.presented.number() as u32 })
+    }
+
+    fn device_get_memory(
+        &mut self,
+        _request: DeviceGetMemoryRequest,
+    ) -> Result<DeviceGetMemoryReply, CommandError> {
+        let (free, total) = self.device.memory();
+        Ok(DeviceGetMemoryReply { free, total })
+    }
+
+    fn device_supports_op(
+        &mut self,
+        request: DeviceSupportsOpRequest,
+    ) -> Result<DeviceSupportsOpReply, CommandError> {
+        let supported =
+            self.with_inline(&request.node, |context, node| Ok(context.device.supports_op(node)))?;
+        Ok(DeviceSupportsOpReply { supported })
+    }
+
+    fn device_get_buffer_type(
+        &mut self,
+        _request: DeviceGetBufferTypeRequest,
+    ) -> Result<DeviceGetBufferTypeReply, CommandError> {
+        let buffer_type = self.objects.handle_of(self.device.buffer_type()?)?;
+        Ok(DeviceGetBufferTypeReply { buffer_type })
+    }
+
+    fn device_get_props(
+        &mut self,
+        _request: DeviceGetPropsRequest,
+    ) -> Result<DeviceGetPropsReply, CommandError> {
+        let caps = self.device.props().caps;
+        Ok(DeviceGetPropsReply {
+            async_: caps.async_,
+            host_buffer: caps.host_buffer,
+            buffer_from_host_ptr: caps.buffer_from_host_ptr,
+            events: caps.events,
+            mmap_support: caps.mmap_support,
+        })
+    }
+
+    fn device_buffer_from_ptr(
+        &mut self,
+        request: DeviceBufferFromPtrRequest,
+    ) -> Result<DeviceBufferFromPtrReply, CommandError> {
+        if !self.device.props().caps.buffer_from_host_ptr {
+            return Err(CommandError::NoSharedBuffers);
+        }
+        if request.size == 0 {
+            return Err(CommandError::Range { what: "a buffer", offset: 0, size: 0, len: 0 });
+        }
+        let mapping = self.blobs.view(request.res_id, request.size)?.keep()?;
+        let max_tensor_size = usize::try_from(request.max_tensor_size).unwrap_or(usize::MAX);
+        let memory = HostBuffer::shared(mapping, &self.device, max_tensor_size)?
+            .ok_or(CommandError::NoSharedBuffers)?;
+        let buffer_type = self.objects.handle_of(memory.ggml().buffer_type()?)?;
+        let buffer = self.objects.add_buffer(memory)?;
+        Ok(DeviceBufferFromPtrReply { buffer, buffer_type })
+    }
+
+    fn buffer_type_get_name(
+        &mut self,
+        request: BufferTypeGetNameRequest,
+    ) -> Result<BufferTypeGetNameReply, CommandError> {
+        Ok(BufferTypeGetNameReply { name: self.objects.buffer_type(request.buffer_type)?.name() })
+    }
+
+    fn buffer_type_get_alignment(
+        &mut self,
+        request: BufferTypeGetAlignmentRequest,
+    ) -> Result<BufferTypeGetAlignmentReply, CommandError> {
+        let alignment = self.objects.buffer_type(request.buffer_type)?.alignment() as u64;
+        Ok(BufferTypeGetAlignmentReply { alignment })
+    }
+
+    fn buffer_type_get_max_size(
+        &mut self,
+        request: BufferTypeGetMaxSizeRequest,
+    ) -> Result<BufferTypeGetMaxSizeReply, CommandError> {
+        let max_size = self.objects.buffer_type(request.buffer_type)?.max_size() as u64;
+        Ok(BufferTypeGetMaxSizeReply { max_size })
+    }
+
+    fn buffer_type_is_host(
+        &mut self,
+        _request: BufferTypeIsHostRequest,
+    ) -> Result<BufferTypeIsHostReply, CommandError> {
+        Ok(BufferTypeIsHostReply { is_host: false })
+    }
+
+    fn buffer_type_alloc_buffer(
+        &mut self,
+        request: BufferTypeAllocBufferRequest,
+    ) -> Result<BufferTypeAllocBufferReply, CommandError> {
+        let buffer_type = self.objects.buffer_type(request.buffer_type)?;
+        let (_, total) = self.device.memory();
+        let fits = |size: &usize| {
+            *size > 0 && *size <= buffer_type.max_size() && (total == 0 || *size as u64 <= total)
+        };
+        let size = usize::try_from(request.size).ok().filter(fits);
+        let Some(ggml) = size.and_then(|size| buffer_type.alloc_buffer(size)) else {
+            return Ok(BufferTypeAllocBufferReply { buffer: BufferHandle::default() });
+        };
+        // What was in this memory before is nobody's business.
+        ggml.clear(0)?;
+        let buffer = self.objects.add_buffer(HostBuffer::allocated(ggml))?;
+        Ok(BufferTypeAllocBufferReply { buffer })
+    }
+
+    fn buffer_type_get_alloc_size(
+        &mut self,
+        request: BufferTypeGetAllocSizeRequest,
+    ) -> Result<BufferTypeGetAllocSizeReply, CommandError> {
+        let handle = request.buffer_type;
+        let size = self.with_inline(&request.tensor, |context, tensor| {
+            Ok(context.objects.buffer_type(handle)?.alloc_size(tensor)?)
+        })?;
+        Ok(BufferTypeGetAllocSizeReply { size })
+    }
+
+    fn buffer_get_base(&mut self, request: BufferGetBaseRequest) -> Result<BufferGetBaseReply, CommandError> {
+        Ok(BufferGetBaseReply { base: self.objects.buffer(request.buffer)?.base })
+    }
+
+    fn buffer_set_tensor(
+        &mut self,
+        request: BufferSetTensorRequest,
+    ) -> Result<BufferSetTensorReply, CommandError> {
+        self.set_tensor(&request)?;
+        Ok(BufferSetTensorReply {})
+    }
+
+    fn buffer_get_tensor(
+        &mut self,
+        request: BufferGetTensorRequest,
+    ) -> Result<BufferGetTensorReply, CommandError> {
+        self.get_tensor(&request)?;
+        Ok(BufferGetTensorReply {})
+    }
+
+    fn buffer_cpy_tensor(
+        &mut self,
+        request: BufferCpyTensorRequest,
+    ) -> Result<BufferCpyTensorReply, CommandError> {
+        Ok(BufferCpyTensorReply { copied: self.cpy_tensor(&request)? })
+    }
+
+    fn buffer_clear(&mut self, request: BufferClearRequest) -> Result<BufferClearReply, CommandError> {
+        self.objects.buffer(request.buffer)?.memory.ggml().clear(request.value)?;
+        Ok(BufferClearReply {})
+    }
+
+    fn buffer_free_buffer(
+        &mut self,
+        request: BufferFreeBufferRequest,
+    ) -> Result<BufferFreeBufferReply, CommandError> {
+        self.objects.free_buffer(request.buffer)?;
+        Ok(BufferFreeBufferReply {})
+    }
+
+    fn backend_graph_compute(
+        &mut self,
+        request: BackendGraphComputeRequest,
+    ) -> Result<BackendGraphComputeReply, CommandError> {
+        let status = self.graph_compute(&request)?;
+        Ok(BackendGraphComputeReply { status: status.number() })
+    }
+}

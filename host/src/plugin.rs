@@ -1,0 +1,159 @@
+//! The three C symbols, as virglrenderer calls them.
+//!
+//! A renderer may run every context in a process of its own, or several in one, on one thread or on many; deinit may never come.
+//! Nothing unwinds out of here: a panic is a refusal, and the end of the context.
+
+use crate::config::Config;
+use crate::context::Context;
+use crate::error::{CommandError, InitializeError};
+use crate::memory::{Blobs, GetShmemPtr, publish};
+use apir_ggml::GgmlLibrary;
+use apir_protocol::command::{HandlerCode, InitializeCode};
+use apir_protocol::constants::INITIALIZE_BASE;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
+
+/// What the renderer offers: one static table, the same for every context.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Callbacks {
+    /// The value of a key, null when it has none; the renderer owns the text.
+    pub get_config: Option<unsafe extern "C" fn(ctx_id: u32, key: *const c_char) -> *const c_char>,
+    /// The address of a resource, null when it is no shared memory. Asking for an unknown one ends the context.
+    pub get_shmem_ptr: Option<GetShmemPtr>,
+}
+
+/// The contexts that have started.
+static CONTEXTS: LazyLock<Mutex<HashMap<u32, Arc<Mutex<Context>>>>> = LazyLock::new(Mutex::default);
+
+/// The longest reply written: every reply of the protocol fits many times over.
+const REPLY_CAPACITY: usize = 64 << 10;
+
+fn contexts() -> std::sync::MutexGuard<'static, HashMap<u32, Arc<Mutex<Context>>>> {
+    // The map is whole after any panic: its entries are put in and taken out in one step.
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a context: opens the ggml library and its first device.
+///
+/// Returns 6 on success, else what [`InitializeError::code`] says.
+///
+/// # Safety
+/// `callbacks` must be null or point to the renderer's table, which stays while the context lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn apir_backend_initialize(ctx_id: u32, callbacks: *const Callbacks) -> u32 {
+    static START_LOG: Once = Once::new();
+    let started = catch_unwind(|| {
+        START_LOG.call_once(crate::log::start);
+        // SAFETY: the caller's promise.
+        match unsafe { initialize(ctx_id, callbacks) } {
+            Ok(()) => INITIALIZE_BASE + InitializeCode::Success.number(),
+            Err(error) => {
+                tracing::error!("context {ctx_id}: {error}");
+                error.code()
+            }
+        }
+    });
+    started.unwrap_or(INITIALIZE_BASE + InitializeCode::BackendFailed.number())
+}
+
+/// # Safety
+/// As [`apir_backend_initialize`].
+unsafe fn initialize(ctx_id: u32, callbacks: *const Callbacks) -> Result<(), InitializeError> {
+    if contexts().contains_key(&ctx_id) {
+        return Err(InitializeError::Twice(ctx_id));
+    }
+    // SAFETY: the caller's promise.
+    let callbacks = unsafe { callbacks.as_ref() }.copied().ok_or(InitializeError::NoCallbacks)?;
+    let get_shmem_ptr = callbacks.get_shmem_ptr.ok_or(InitializeError::NoCallbacks)?;
+    let key = |name: &str| {
+        let (get, name) = (callbacks.get_config?, CString::new(name).ok()?);
+        // SAFETY: the renderer's function takes a C string and gives one, or null.
+        let value = unsafe { get(ctx_id, name.as_ptr()) };
+        // SAFETY: as above; the text is copied before anything else is asked for.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    };
+    let config = Config::read(key, |name| std::env::var(name).ok())?;
+    // SAFETY: whoever set the path trusts the file. Graphs and operations pass the verifier first, and a context's
+    // buffers are used under its lock alone.
+    let library = unsafe { GgmlLibrary::open(Path::new(&config.library), Some(&config.registration)) }?;
+    let found = library.describe();
+    // SAFETY: the renderer's function may be called while the context lives, and a blob stays while a command runs.
+    let blobs = unsafe { Blobs::new(ctx_id, get_shmem_ptr) };
+    let context = Context::new(ctx_id, blobs, library, &config)?;
+    tracing::info!("context {ctx_id}: {}: {found}", config.library);
+    contexts().insert(ctx_id, Arc::new(Mutex::new(context)));
+    Ok(())
+}
+
+/// Ends a context; buffers and backend are freed. An unknown context is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn apir_backend_deinit(ctx_id: u32) {
+    let ended = contexts().remove(&ctx_id);
+    // A backend that panics while it is freed takes nothing with it.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(ended)));
+}
+
+/// Carries out the command `cmd` of a context.
+///
+/// Returns 0 on success, else what [`CommandError::code`] says; `enc_cur_after` is set in any case.
+///
+/// # Safety
+/// `dec_cur..dec_end` must be readable, `enc_cur..enc_end` writable, and `enc_cur_after` null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn apir_backend_dispatcher(
+    ctx_id: u32,
+    _callbacks: *const Callbacks,
+    cmd: u32,
+    dec_cur: *const u8,
+    dec_end: *const u8,
+    enc_cur: *mut u8,
+    enc_end: *const u8,
+    enc_cur_after: *mut *mut u8,
+) -> u32 {
+    let len = |from: *const u8, to: *const u8| {
+        if from.is_null() { 0 } else { to.addr().saturating_sub(from.addr()) }
+    };
+    let (request_len, page_len) = (len(dec_cur, dec_end), len(enc_cur, enc_end));
+    let request = if request_len > 0 {
+        // SAFETY: the caller promises the bytes; they are copied before they are looked at.
+        unsafe { std::slice::from_raw_parts(dec_cur, request_len) }.to_vec()
+    } else {
+        Vec::new()
+    };
+    let mut reply = vec![0; page_len.min(REPLY_CAPACITY)];
+    let done = catch_unwind(AssertUnwindSafe(|| dispatch(ctx_id, cmd, &request, &mut reply)));
+    let (code, written) = match done {
+        Ok(Ok(written)) => (HandlerCode::Success.number(), written),
+        Ok(Err(code)) => (code, 0),
+        Err(_) => {
+            tracing::error!("context {ctx_id}: {}", CommandError::Panic(cmd));
+            apir_backend_deinit(ctx_id);
+            (HandlerCode::Failed.number(), 0)
+        }
+    };
+    // SAFETY: the caller promises `page_len` bytes, and `written` is no more.
+    unsafe { publish(enc_cur, &reply[..written]) };
+    if !enc_cur_after.is_null() {
+        // SAFETY: the caller's promise; the sum stays inside the page.
+        unsafe { enc_cur_after.write(enc_cur.add(written)) };
+    }
+    code
+}
+
+/// Bytes of the reply, or the code of the refusal.
+fn dispatch(ctx_id: u32, cmd: u32, request: &[u8], reply: &mut [u8]) -> Result<usize, u32> {
+    let context = contexts().get(&ctx_id).cloned();
+    let Some(context) = context else {
+        return Err(CommandError::NotInitialized(ctx_id).code());
+    };
+    // A poisoned context has been taken out of the map by the panic that poisoned it.
+    let mut context = context.lock().map_err(|_| CommandError::NotInitialized(ctx_id).code())?;
+    context.dispatch(cmd, request, reply).map_err(|error| {
+        context.log_refusal(cmd, &error);
+        error.code()
+    })
+}
