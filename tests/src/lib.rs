@@ -6,6 +6,7 @@ pub mod completion;
 pub mod error;
 pub mod fakes;
 pub mod ggml;
+pub mod ggml_program;
 pub mod http;
 pub mod peers;
 pub mod process;

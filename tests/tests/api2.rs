@@ -1,0 +1,66 @@
+//! ggml of two backend versions on either side, in programs that open it either way.
+
+use std::path::Path;
+
+use apir_tests::Error;
+use apir_tests::error::check;
+use apir_tests::ggml::Visibility;
+use apir_tests::ggml_program::{GgmlProgram, check_remote, event, warnings};
+use apir_tests::peers::{self, Dist, LlamaDir};
+use apir_tests::server::Serve;
+
+/// Runs a program of the ggml in `folder` against the ggml library `host` in the server.
+fn pair(folder: &Path, version: &str, visibility: Visibility, host: &Path) -> Result<(), Error> {
+    let dist = Dist::from_env()?;
+    let server = Serve::new(&dist, host).start()?;
+    let program = GgmlProgram::new(env!("CARGO_BIN_EXE_ggml-program"), folder, &dist);
+    let output = program.visibility(visibility).envs(server.guest_env()).run(&["compute"])?;
+    let loaded = event(&output, "loaded")?;
+    check(loaded["version"].as_str().is_some_and(|found| found.starts_with(version)), || {
+        format!("this is no ggml {version}: {loaded}")
+    })?;
+    check_remote(&output)?;
+    let warnings = warnings(&output);
+    check(warnings.is_empty(), || format!("a run without faults warns: {warnings:?}"))
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_3_that_opened_ggml_local() -> Result<(), Error> {
+    let llama = LlamaDir::from_env()?;
+    pair(llama.path(), "0.", Visibility::Local, &llama.cpu_library())
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_3_that_opened_ggml_global() -> Result<(), Error> {
+    let llama = LlamaDir::from_env()?;
+    pair(llama.path(), "0.", Visibility::Global, &llama.cpu_library())
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_2_that_opened_ggml_local() -> Result<(), Error> {
+    let api2 = peers::ggml_api2()?;
+    pair(&api2, "0.25.", Visibility::Local, &peers::baseline_cpu_library(&api2)?)
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_2_that_opened_ggml_global() -> Result<(), Error> {
+    let api2 = peers::ggml_api2()?;
+    pair(&api2, "0.25.", Visibility::Global, &peers::baseline_cpu_library(&api2)?)
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_2_and_a_host_of_api_3() -> Result<(), Error> {
+    pair(&peers::ggml_api2()?, "0.25.", Visibility::Local, &LlamaDir::from_env()?.cpu_library())
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_program_of_api_3_and_a_host_of_api_2() -> Result<(), Error> {
+    let host = peers::baseline_cpu_library(&peers::ggml_api2()?)?;
+    pair(LlamaDir::from_env()?.path(), "0.", Visibility::Local, &host)
+}

@@ -1,0 +1,76 @@
+//! ggml's own test-backend-ops through the pair, in a part that takes about a minute.
+
+use std::time::Duration;
+
+use apir_tests::Error;
+use apir_tests::error::check;
+use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::program::Program;
+use apir_tests::server::Serve;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs the operation's cases whose parameters match a pattern; all that the device supports must pass.
+fn passes(operation: &str, parameters: &str) -> Result<(), Error> {
+    let (dist, llama) = (Dist::from_env()?, LlamaDir::from_env()?);
+    let server = Serve::new(&dist, &llama.cpu_library()).start()?;
+    let output = Program::new(&llama.program("test-backend-ops"))
+        .args(["test", "-b", "[virtgpu] CPU", "-o", operation, "-p", parameters])
+        .envs(server.guest_env())
+        .run(LIMIT)?;
+    let case = format!("  {operation}(");
+    let cases = || output.stdout.lines().filter(|line| line.starts_with(&case));
+    let good = cases().filter(|line| line.contains("OK")).count();
+    let bad: Vec<&str> = cases().filter(|line| line.contains("FAIL")).collect();
+    check(bad.is_empty(), || format!("{} cases fail, the first is {}", bad.len(), bad[0]))?;
+    check(good > 0, || format!("no case ran:\n{}", output.stdout))?;
+    output.success().map(|_| ())
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn softmax() -> Result<(), Error> {
+    passes("SOFT_MAX", ".")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn writing_rows() -> Result<(), Error> {
+    passes("SET_ROWS", ".")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn normalisation() -> Result<(), Error> {
+    passes("RMS_NORM", ".")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn copies_between_types() -> Result<(), Error> {
+    passes("CPY", "type_src=(f32|f16|q8_0),type_dst=(f32|f16|q4_0)")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn sums() -> Result<(), Error> {
+    passes("ADD", r"ne=\[(1|10|16),")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn matrix_products() -> Result<(), Error> {
+    passes("MUL_MAT", r"type_a=(f32|f16|q4_0|q8_0|q4_K),.*m=16,n=[1-9],k=256,bs=\[[13],[12]\]")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn positions() -> Result<(), Error> {
+    passes("ROPE", r"ne_a=\[128,32,2,1\]")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn reading_rows() -> Result<(), Error> {
+    passes("GET_ROWS", "type=(f32|f16|bf16|i32|q4_0|q8_0|q4_K|q6_K),n=256,m=5,r=4,be1=(1|7),")
+}
