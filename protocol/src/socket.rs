@@ -20,7 +20,8 @@
 pub const SOCKET_MAGIC: u32 = u32::from_le_bytes(*b"apir");
 /// Version of the frames in this module.
 pub const SOCKET_VERSION: u32 = 1;
-/// The longest frame in bytes: what Linux takes in one packet with its default socket buffers, less their bookkeeping.
+/// The longest frame in bytes, near what virtio-gpu's path carries. Linux takes it in one packet from a socket whose send
+/// buffer is set to this size; its default is 32 bytes short.
 pub const MAX_FRAME: usize = 208 * 1024;
 /// The longest command in bytes that a submit frame can carry.
 pub const MAX_COMMAND: usize = MAX_FRAME - 4;

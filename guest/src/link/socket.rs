@@ -1,6 +1,8 @@
 //! The socket link: virtio-gpu's part played over a unix socket by `apir serve`.
 use super::{Blob, Link, LinkError, Unref};
-use apir_protocol::socket::{ClientFrame, MAX_COMMAND, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame};
+use apir_protocol::socket::{
+    ClientFrame, MAX_COMMAND, MAX_FRAME, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame,
+};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -52,6 +54,8 @@ impl SocketLink {
         let timeout = TimeVal::new(REQUEST_TIMEOUT.as_secs().cast_signed(), 0);
         setsockopt(&socket, sockopt::SendTimeout, &timeout)
             .map_err(io_error("set the socket's send timeout"))?;
+        // The system's default is a little less than the longest frame and its bookkeeping.
+        setsockopt(&socket, sockopt::SndBuf, &MAX_FRAME).map_err(io_error("set the socket's send buffer"))?;
         let connection = Connection { socket, requests: Mutex::new(()) };
         match connection.request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?.0 {
             ServerFrame::Hello { version: SOCKET_VERSION } => Ok(Self { connection: Arc::new(connection) }),
