@@ -36,7 +36,8 @@ impl Context {
                 src: entry.sources().map(|source| source.map(|source| source as usize)),
                 view_src: entry.view_src().map(|viewed| viewed as usize),
                 view_offs: tensor.view_offs(),
-                use_count: None,
+                // A node's users in other graphs of the guest are not on this wire: a backend must not fuse it away.
+                use_count: Some(0),
             })?;
         }
         let mut graph = builder.finish(verified.nodes(), 0)?;
