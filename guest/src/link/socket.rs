@@ -62,7 +62,7 @@ impl SocketLink {
             ServerFrame::Hello { version } => {
                 Err(LinkError::Version { path: path.to_owned(), found: version, expected: SOCKET_VERSION })
             }
-            other => Err(unexpected("hello", other)),
+            other => Err(connection.unexpected("hello", other)),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Link for SocketLink {
             ServerFrame::BlobRefused { code } => {
                 return Err(LinkError::Refused { size, reason: code });
             }
-            other => return Err(unexpected("blob", other)),
+            other => return Err(self.connection.unexpected("blob", other)),
         };
         let mapping = map_blob(size, found, memory);
         match mapping {
@@ -143,9 +143,19 @@ impl Connection {
         let answer = self.receive(timeout);
         if answer.is_err() {
             // A late answer would be taken for that of the next request.
-            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+            self.close();
         }
         answer
+    }
+
+    fn unexpected(&self, awaited: &str, found: ServerFrame) -> LinkError {
+        self.close();
+        LinkError::Protocol(format!("{found:?} where {awaited} was awaited"))
+    }
+
+    /// Ends the connection for both sides; it only fails when it has ended before.
+    fn close(&self) {
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
     fn receive(&self, timeout: Duration) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
@@ -222,10 +232,6 @@ fn map_blob(asked: u64, found: u64, memory: Option<OwnedFd>) -> Result<MmapRaw, 
         .map_err(|source| LinkError::Io { what: "map a blob", source })
 }
 
-fn unexpected(awaited: &str, found: ServerFrame) -> LinkError {
-    LinkError::Protocol(format!("{found:?} where {awaited} was awaited"))
-}
-
 fn lost_or_io(what: &'static str, errno: Errno) -> LinkError {
     match errno {
         Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN => LinkError::Lost(errno.desc().into()),
@@ -235,4 +241,119 @@ fn lost_or_io(what: &'static str, errno: Errno) -> LinkError {
 
 fn io_error(what: &'static str) -> impl Fn(Errno) -> LinkError {
     move |errno| LinkError::Io { what, source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::sys::socket::{ControlMessage, recv, socketpair};
+
+    /// A link whose server is the test.
+    fn pair() -> (SocketLink, OwnedFd) {
+        let (socket, server) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let connection = Arc::new(Connection { socket, requests: Mutex::new(()) });
+        (SocketLink { connection }, server)
+    }
+
+    fn send(server: &OwnedFd, packet: &[u8], memory: Option<&File>) {
+        let fds: Vec<_> = memory.iter().map(|file| file.as_raw_fd()).collect();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+        sendmsg::<UnixAddr>(server.as_raw_fd(), &[IoSlice::new(packet)], control, MsgFlags::empty(), None)
+            .unwrap();
+    }
+
+    fn packet(server: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        let len = recv(server.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn memory(len: u64, seals: SealFlag) -> File {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create(c"apir-shmem", flags).unwrap());
+        file.set_len(len).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        file
+    }
+
+    fn blob(res_id: u32, size: u64) -> Vec<u8> {
+        ServerFrame::Blob { res_id, size }.to_frame().as_bytes().to_vec()
+    }
+
+    #[test]
+    fn a_blob_is_mapped_and_given_back() {
+        let (link, server) = pair();
+        send(&server, &blob(3, 8192), Some(&memory(8192, SEALS)));
+        let made = link.create_blob(5000).unwrap();
+        assert_eq!((made.res_id(), made.len()), (3, 8192));
+        assert_eq!(packet(&server), ClientFrame::create_blob(5000).as_bytes());
+        drop(made);
+        assert_eq!(packet(&server), ClientFrame::unref(3).as_bytes());
+    }
+
+    #[test]
+    fn memory_that_breaks_the_rules_is_given_back_unmapped() {
+        let without_grow = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        for (said, found) in [
+            (8192, Some(memory(8192, without_grow))),
+            (8192, Some(memory(8192, SealFlag::empty()))),
+            (8192, Some(memory(4096, SEALS))),
+            (4096, Some(memory(8192, SEALS))),
+            (u64::MAX, Some(memory(8192, SEALS))),
+            (8192, None),
+        ] {
+            let (link, server) = pair();
+            send(&server, &blob(3, said), found.as_ref());
+            let error = link.create_blob(5000).unwrap_err();
+            assert!(matches!(error, LinkError::Protocol(_)), "{error}");
+            packet(&server);
+            assert_eq!(packet(&server), ClientFrame::unref(3).as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_server_that_answers_nonsense_is_left() {
+        for nonsense in [&[1, 2][..], &[9; 8], &[9; 60]] {
+            let (link, server) = pair();
+            send(&server, nonsense, None);
+            assert!(matches!(link.create_blob(1), Err(LinkError::Frame(_))));
+            assert!(matches!(link.create_blob(1), Err(LinkError::Lost(_))));
+            assert!(matches!(link.check_peer(), Err(LinkError::Lost(_))));
+        }
+        let (link, server) = pair();
+        send(&server, ServerFrame::Hello { version: 1 }.to_frame().as_bytes(), None);
+        assert!(matches!(link.create_blob(1), Err(LinkError::Protocol(_))));
+        assert!(matches!(link.create_blob(1), Err(LinkError::Lost(_))));
+    }
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_another() {
+        let (link, server) = pair();
+        let late = link.connection.request(ClientFrame::create_blob(1).as_bytes(), Duration::from_millis(5));
+        assert!(matches!(late, Err(LinkError::Timeout(_))));
+        let answered = nix::sys::socket::send(server.as_raw_fd(), &blob(1, 4096), MsgFlags::MSG_NOSIGNAL);
+        assert_eq!(answered, Err(Errno::EPIPE));
+        assert!(matches!(link.create_blob(1), Err(LinkError::Lost(_))));
+    }
+
+    #[test]
+    fn a_closed_socket_is_a_lost_host() {
+        let (link, server) = pair();
+        link.check_peer().unwrap();
+        drop(server);
+        assert!(matches!(link.check_peer(), Err(LinkError::Lost(_))));
+        assert!(matches!(link.submit(&[0; 12]), Err(LinkError::Lost(_))));
+        assert!(matches!(link.create_blob(1), Err(LinkError::Lost(_))));
+    }
+
+    #[test]
+    fn a_command_goes_out_as_one_packet() {
+        let (link, server) = pair();
+        link.submit(&[7; 12]).unwrap();
+        assert_eq!(packet(&server), [&SUBMIT_PREFIX[..], &[7; 12]].concat());
+    }
 }
