@@ -126,10 +126,7 @@ fn what_breaks_the_stream_is_fatal_and_unanswered() {
     let mut guest = Guest::with_plugin();
     let reply = guest.reply;
     for len in 0..3 {
-        assert_eq!(
-            guest.submit(&[2, 0, reply][..len]),
-            Err(Fatal::Length { len: len * 4, least: 12 })
-        );
+        assert_eq!(guest.submit(&[2, 0, reply][..len]), Err(Fatal::Length { len: len * 4, least: 12 }));
     }
     assert_eq!(guest.submit(&[0, 0, reply, 0]), Err(Fatal::Length { len: 16, least: 20 }));
     assert_eq!(guest.submit(&[3, 0, reply]), Err(Fatal::CommandType(3)));
