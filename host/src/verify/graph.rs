@@ -188,3 +188,79 @@ fn check_placed(tensor: &CheckedTensor) -> Result<(), VerifyError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use apir_protocol::graph::{encode_graph, graph_size};
+    use apir_protocol::handle::BufferHandle;
+    use proptest::prelude::*;
+
+    struct OneBuffer;
+
+    impl BufferSizes for OneBuffer {
+        fn buffer_size(&self, token: u64) -> Option<u64> {
+            (token == 7).then_some(1024)
+        }
+    }
+
+    fn ops() -> OpTable {
+        OpTable::from_names(["NONE", "ADD", "CPY", "VIEW", "CUSTOM"])
+    }
+
+    fn encode(nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
+        let mut bytes = vec![0; graph_size(nodes.len() as u32, tensors.len() as u32) as usize];
+        encode_graph(nodes, tensors, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// a + a view of a.
+    fn sample() -> Vec<u8> {
+        let a = TensorRecord {
+            id: 10,
+            buffer: BufferHandle(7),
+            ne: [4, 1, 1, 1],
+            nb: [4, 16, 16, 16],
+            ..TensorRecord::default()
+        };
+        let mut view = TensorRecord { id: 11, op: 3, view_src: 10, view_offs: 16, data: 16, ..a };
+        let mut sum = TensorRecord { id: 12, op: 1, data: 64, ..a };
+        view.src[0] = 10;
+        (sum.src[0], sum.src[1]) = (10, 11);
+        encode(&[11, 12], &[a, view, sum])
+    }
+
+    #[test]
+    fn a_graph_keeps_its_shape() {
+        let mut verifier = Verifier::default();
+        let graph = verifier.verify(&sample(), &ops(), &OneBuffer).unwrap();
+        assert_eq!(graph.nodes(), [1, 2]);
+        assert_eq!(graph.tensors()[2].sources()[..3], [Some(0), Some(1), None]);
+        assert_eq!(graph.tensors()[1].view_src(), Some(0));
+        assert_eq!(graph.tensors()[2].tensor().place().map(|place| place.offset), Some(64));
+    }
+
+    proptest! {
+        /// Whatever bytes change, a graph that passes has every tensor in its buffer and sources before users.
+        #[test]
+        fn mutants_are_refused_or_sound(edits in prop::collection::vec((0usize..960, any::<u8>()), 1..6)) {
+            let mut bytes = sample();
+            for (at, value) in edits {
+                let at = at % bytes.len();
+                bytes[at] = value;
+            }
+            let mut verifier = Verifier::default();
+            if let Ok(graph) = verifier.verify(&bytes, &ops(), &OneBuffer) {
+                for (index, entry) in graph.tensors().iter().enumerate() {
+                    if let Some(place) = entry.tensor().place() {
+                        prop_assert!(place.buffer == 7 && place.offset + entry.tensor().extent() <= 1024);
+                    }
+                    let copy = entry.tensor().op() == 2;
+                    let mut earlier = entry.sources().into_iter().flatten().chain(entry.view_src());
+                    prop_assert!(earlier.all(|at| (at as usize) < index || copy && at as usize == index));
+                }
+                prop_assert!(graph.nodes().iter().all(|node| *node < graph.tensors().len()));
+            }
+        }
+    }
+}
