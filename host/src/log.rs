@@ -23,6 +23,18 @@ pub fn start() {
     };
 }
 
+/// Takes over a line of ggml's.
+pub fn from_ggml(level: i32, text: &str) {
+    let text = text.trim_end();
+    match level {
+        _ if text.is_empty() => {}
+        4 => tracing::error!("ggml: {text}"),
+        3 => tracing::warn!("ggml: {text}"),
+        2 => tracing::info!("ggml: {text}"),
+        _ => tracing::debug!("ggml: {text}"),
+    }
+}
+
 /// How many lines a guest may cause in a [`WINDOW`].
 const LINES: u32 = 10;
 /// How long a [`LINES`] lasts.

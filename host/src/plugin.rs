@@ -80,6 +80,7 @@ unsafe fn initialize(ctx_id: u32, callbacks: *const Callbacks) -> Result<(), Ini
     // SAFETY: whoever set the path trusts the file. Graphs and operations pass the verifier first, and a context's
     // buffers are used under its lock alone.
     let library = unsafe { GgmlLibrary::open(Path::new(&config.library), Some(&config.registration)) }?;
+    library.log_to(crate::log::from_ggml);
     let found = library.describe();
     // SAFETY: the renderer's function may be called while the context lives, and a blob stays while a command runs.
     let blobs = unsafe { Blobs::new(ctx_id, get_shmem_ptr) };

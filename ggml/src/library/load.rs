@@ -1,9 +1,9 @@
 //! Loading a ggml backend library and checking that its structs are known.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::fs;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,6 +22,24 @@ pub const DEFAULT_REG_SYMBOL: &str = "ggml_backend_init";
 /// `ggml_backend_buffer_free` of libggml-base.
 type BufferFreeFn = unsafe extern "C" fn(*mut abi::Buffer);
 
+/// A function that gets ggml's log lines: level (1 debug, 2 info, 3 warning, 4 error, 5 the line before goes on) and text.
+pub type LogSink = fn(level: c_int, text: &str);
+
+/// `ggml_log_callback`: level, text, user data.
+type LogCallback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
+/// `ggml_log_set` of libggml-base.
+type LogSetFn = unsafe extern "C" fn(LogCallback, *mut c_void);
+
+/// Hands a line to the [`LogSink`] that is the user data.
+unsafe extern "C" fn forward_log(level: c_int, text: *const c_char, sink: *mut c_void) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: `log_to` gives a sink as user data, and ggml gives a C string.
+    let (sink, text) = unsafe { (mem::transmute::<*mut c_void, LogSink>(sink), CStr::from_ptr(text)) };
+    sink(level, &text.to_string_lossy());
+}
+
 /// What everything made from a library holds.
 #[derive(Debug)]
 pub(super) struct Loaded {
@@ -29,6 +47,7 @@ pub(super) struct Loaded {
     pub(super) reg: NonNull<abi::Reg>,
     pub(super) buffer_free: BufferFreeFn,
     pub(super) ops: OpTable,
+    log_set: LogSetFn,
 }
 
 // SAFETY: ggml lets any thread call a registration, and libggml-base's functions; neither changes after loading.
@@ -83,8 +102,13 @@ impl GgmlLibrary {
         let buffer_free = unsafe { file.function::<BufferFreeFn>("ggml_backend_buffer_free")? };
         // SAFETY: as above; and it is ggml's own list of operations.
         let ops = unsafe { OpTable::read(file.function::<OpName>("ggml_op_name")?)? };
+        // SAFETY: as above.
+        let log_set = unsafe { file.function::<LogSetFn>("ggml_log_set")? };
         let reg = file.registration(reg_symbol, &layout)?;
-        Ok(Self { path: path.to_owned(), loaded: Arc::new(Loaded { layout, reg, buffer_free, ops }) })
+        Ok(Self {
+            path: path.to_owned(),
+            loaded: Arc::new(Loaded { layout, reg, buffer_free, ops, log_set }),
+        })
     }
 
     /// The file it was loaded from.
@@ -100,6 +124,12 @@ impl GgmlLibrary {
     /// Layout of its structs.
     pub fn layout(&self) -> &Layout {
         &self.loaded.layout
+    }
+
+    /// Sends the log lines of this ggml to `sink` from now on, for all that use the same libggml-base. The sink must not panic.
+    pub fn log_to(&self, sink: LogSink) {
+        // SAFETY: the callback takes the sink back out of its user data.
+        unsafe { (self.loaded.log_set)(forward_log, sink as *mut c_void) };
     }
 
     /// Its operations.
