@@ -46,6 +46,8 @@ struct Report {
     transport: String,
     calls_per_token: f64,
     bytes_per_token: f64,
+    #[serde(skip)]
+    placement: String,
 }
 
 /// Runs it; `false` when the two texts differ.
@@ -122,16 +124,29 @@ fn report(
         transport: stats.transport.clone(),
         calls_per_token: per_token(stats.calls, short_stats.calls),
         bytes_per_token: per_token(stats.bytes, short_stats.bytes),
+        placement: placement(remote),
     })
+}
+
+/// Where the layers and the weights are, as llama.cpp says.
+fn placement(remote: &Completion) -> String {
+    let (on_device, all) = remote.offloaded.unwrap_or_default();
+    let buffers =
+        remote.model_buffers.iter().map(|buffer| format!("{:.1} MiB on {}", buffer.mib, buffer.name));
+    format!(
+        "{on_device} of {all} layers on the remote device; weights: {}",
+        buffers.collect::<Vec<_>>().join(", ")
+    )
 }
 
 fn print(ui: &Ui, report: &Report) {
     ui.result(&format!("--- local CPU ---\n{}\n", report.reference_text));
     ui.result(&format!("--- {} over {} ---\n{}\n", report.device, report.transport, report.text));
     ui.result(match report.identical {
-        true => "identical: yes, with every layer on the remote device",
+        true => "identical: yes",
         false => "identical: NO",
     });
+    ui.result(&format!("placement: {}", report.placement));
     ui.result(&format!(
         "tokens/s:  {:.1} remote, {:.1} local",
         report.tokens_per_s, report.reference_tokens_per_s
