@@ -443,9 +443,7 @@ fn upstreams_plugin_runs_in_a_worker() {
     let peers = Path::new(&peers);
     let folder = tempfile::tempdir().unwrap();
     let plugin = peers.join("libggml-virtgpu-backend.so");
-    let server = Server::serve(folder, &plugin, &peers.join("libggml-cpu.so"), |command| {
-        command.arg("--ggml-reg").arg("ggml_backend_init");
-    });
+    let server = Server::serve(folder, &plugin, &peers.join("libggml-cpu.so"), |_| {});
     let guest = Guest::ready(&server);
     for _ in 0..100 {
         assert_eq!(guest.forward(1, &[]).unwrap(), 5);

@@ -2,6 +2,8 @@
 //!
 //! There is no interrupt for it: a short spin catches quick answers, then sleeps grow with the time already waited, so
 //! that a wait ends within a few per cent of its length and a long one costs no processor.
+#![forbid(unsafe_code)]
+
 use super::{Link, LinkError};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
