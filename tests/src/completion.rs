@@ -19,6 +19,9 @@ pub const PROMPT: &str = "The capital of France is";
 /// How long one completion may take.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// How often a completion is run whose output is cut off.
+const TRIES: usize = 5;
+
 /// A completion to be run.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -86,17 +89,21 @@ impl Request {
 
     /// Runs on the remote device; with the counters of the guest's library.
     pub fn run_remote(&self, server: &Server) -> Result<(Completion, Stats), Error> {
-        let file = tempfile::NamedTempFile::new().at("create a file in", &std::env::temp_dir())?;
-        let env = vec![(OsString::from("APIR_STATS"), file.path().as_os_str().to_owned())];
-        let output = self.remote_command(server).envs(env).run(LIMIT)?.success()?;
-        let stats = fs::read_to_string(file.path()).at("read", file.path())?;
-        Ok((parse_completion(&output)?, parse_stats(&stats)?))
+        run_until_told(|| {
+            let file = tempfile::NamedTempFile::new().at("create a file in", &std::env::temp_dir())?;
+            let env = vec![(OsString::from("APIR_STATS"), file.path().as_os_str().to_owned())];
+            let output = self.remote_command(server).envs(env).run(LIMIT)?.success()?;
+            let stats = fs::read_to_string(file.path()).at("read", file.path())?;
+            Ok((parse_completion(&output)?, parse_stats(&stats)?))
+        })
     }
 
     /// Runs on the local CPU as the remote side computes: without repacked weights, which change the order of sums.
     pub fn run_local(&self) -> Result<Completion, Error> {
-        let output = self.command().args(["--device", "none", "--no-repack"]).run(LIMIT)?.success()?;
-        parse_completion(&output)
+        run_until_told(|| {
+            let output = self.command().args(["--device", "none", "--no-repack"]).run(LIMIT)?.success()?;
+            parse_completion(&output)
+        })
     }
 
     fn command(&self) -> Program {
@@ -137,12 +144,25 @@ impl Completion {
     }
 }
 
+/// Runs again when the end of the output is missing: llama-completion prints on a thread of its own, and a run of a few
+/// milliseconds now and then ends before that thread has printed all. The speed comes after the text, so it shows
+/// whether the text is whole.
+fn run_until_told<T>(mut run: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 1..TRIES {
+        match run() {
+            Err(Error::OutputCut { .. }) => continue,
+            result => return result,
+        }
+    }
+    run()
+}
+
 fn parse_completion(output: &Output) -> Result<Completion, Error> {
     let log = &output.stderr;
     let (steps, tokens_per_s) = log
         .lines()
         .find_map(parse_eval_time)
-        .ok_or_else(|| Error::Unexpected(format!("{} printed no eval time:\n{log}", output.name)))?;
+        .ok_or_else(|| Error::OutputCut { program: output.name.clone(), wanted: "eval time" })?;
     Ok(Completion {
         text: output.stdout.trim_end().to_owned(),
         tokens_per_s,
@@ -214,6 +234,24 @@ mod tests {
             parse_device("I llama_prepare: using device [virtgpu] CPU (Some CPU) (unknown id) - 9 MiB free"),
             Some("[virtgpu] CPU".to_owned())
         );
+    }
+
+    #[test]
+    fn only_a_cut_output_is_run_again() {
+        let cut = || Error::OutputCut { program: "p".to_owned(), wanted: "w" };
+        let mut results = vec![Ok(3), Err(cut())];
+        assert_eq!(run_until_told(|| results.pop().unwrap()).unwrap(), 3);
+        let mut runs = 0;
+        let mut count = |error: fn() -> Error| {
+            runs = 0;
+            let _ = run_until_told::<()>(|| {
+                runs += 1;
+                Err(error())
+            });
+            runs
+        };
+        assert_eq!(count(|| Error::OutputCut { program: "p".to_owned(), wanted: "w" }), TRIES);
+        assert_eq!(count(|| Error::Unexpected("x".to_owned())), 1);
     }
 
     #[test]

@@ -71,6 +71,14 @@ pub enum Error {
         /// What the loader said.
         source: libloading::Error,
     },
+    /// A program succeeded, but the end of its output is missing.
+    #[error("the output of {program} ends before {wanted:?}")]
+    OutputCut {
+        /// The program.
+        program: String,
+        /// What it should have printed at its end.
+        wanted: &'static str,
+    },
     /// Something came out otherwise than it must.
     #[error("{0}")]
     Unexpected(String),

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{Error, IoContext};
+use crate::peers::LlamaDir;
 use crate::program::Program;
 
-/// A library of the size of none: no symbol in it.
+/// No symbol that anybody asks for.
 const EMPTY: &str = "int apir_tests_nothing;";
 
 /// A ggml backend of a version that nobody knows yet.
@@ -21,24 +22,26 @@ pub fn text_file(folder: &Path) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// A library without a registration symbol.
-pub fn empty_library(folder: &Path) -> Result<PathBuf, Error> {
-    compile(folder, "libempty.so", EMPTY)
+/// A library that needs ggml's base as backends do, but has no registration symbol.
+pub fn empty_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error> {
+    compile(folder, "libempty.so", EMPTY, llama)
 }
 
 /// A backend library whose registry says backend API 99.
-pub fn future_library(folder: &Path) -> Result<PathBuf, Error> {
-    compile(folder, "libfuture.so", FUTURE)
+pub fn future_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error> {
+    compile(folder, "libfuture.so", FUTURE, llama)
 }
 
-fn compile(folder: &Path, name: &str, source: &str) -> Result<PathBuf, Error> {
+fn compile(folder: &Path, name: &str, source: &str, llama: &LlamaDir) -> Result<PathBuf, Error> {
     let library = folder.join(name);
     let text = library.with_extension("c");
     fs::write(&text, source).at("write", &text)?;
+    let ggml = llama.path().display();
     Program::new(Path::new("gcc"))
         .args(["-shared", "-fPIC", "-o"])
         .arg(&library)
         .arg(&text)
+        .args(["-Wl,--no-as-needed", &format!("-Wl,-rpath,{ggml}"), &format!("-L{ggml}"), "-lggml-base"])
         .run(Duration::from_secs(60))?
         .success()?;
     Ok(library)

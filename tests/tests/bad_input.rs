@@ -112,7 +112,7 @@ fn a_library_that_is_text() -> Result<(), Error> {
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn a_library_without_the_symbol() -> Result<(), Error> {
     let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::empty_library(folder.path())?;
+    let library = fakes::empty_library(folder.path(), &LlamaDir::from_env()?)?;
     check_refused_by_host(&Serve::new(&dist, &library), &[&name(&library), "ggml_backend_init"])
 }
 
@@ -129,7 +129,7 @@ fn a_symbol_that_the_library_does_not_have() -> Result<(), Error> {
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn a_library_of_a_version_to_come() -> Result<(), Error> {
     let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::future_library(folder.path())?;
+    let library = fakes::future_library(folder.path(), &LlamaDir::from_env()?)?;
     check_refused_by_host(&Serve::new(&dist, &library), &[&name(&library), "99"])
 }
 
@@ -137,7 +137,7 @@ fn a_library_of_a_version_to_come() -> Result<(), Error> {
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn a_plugin_that_is_no_plugin() -> Result<(), Error> {
     let (dist, llama, folder) = (Dist::from_env()?, LlamaDir::from_env()?, temporary()?);
-    let plugin = fakes::empty_library(folder.path())?;
+    let plugin = fakes::empty_library(folder.path(), &llama)?;
     check_refused_by_host(&Serve::new(&dist, &llama.cpu_library()).plugin(&plugin), &[&name(&plugin)])
 }
 
