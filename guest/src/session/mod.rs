@@ -1,0 +1,262 @@
+//! A session: one context on the host, its commands one at a time.
+#![forbid(unsafe_code)]
+
+mod error;
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+pub use error::{LoadFailure, SessionError};
+
+use crate::link::{Blob, Link, LinkError, wait};
+use apir_protocol::codec::{DecodeError, Decoder, Encoder};
+use apir_protocol::command::{Command, CommandType};
+use apir_protocol::constants::{
+    COMMAND_CAPACITY, DATA_BLOB_SIZE, FORWARD_BASE, HANDSHAKE_MAGIC, PROTOCOL_MAJOR, PROTOCOL_MINOR,
+    REPLY_BLOB_SIZE,
+};
+use apir_protocol::header::{CommandHeader, HEADER_SIZE};
+use apir_protocol::messages::{DeviceGetPropsReply, DeviceGetPropsRequest};
+use apir_protocol::{Request, Wire};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
+/// Loading a GPU's libraries and starting its driver takes long on a cold machine.
+const LOAD_LIBRARY_DEADLINE: Duration = Duration::from_secs(60);
+/// Bytes of the notification word in front of a reply.
+const NOTIFICATION_SIZE: usize = 4;
+/// Bytes of a reply that are read at first: all but texts are shorter.
+const SHORT_REPLY: usize = 256;
+const WHOLE_REPLY: usize = REPLY_BLOB_SIZE as usize - NOTIFICATION_SIZE;
+
+/// One context on a host, with its plugin loaded. May be used from several threads; commands take turns.
+#[derive(Debug)]
+pub struct Session {
+    // Declared before `link`: blobs go back to the host while it can be told.
+    channel: Mutex<Channel>,
+    link: Box<dyn Link>,
+    lost: OnceLock<String>,
+    counters: Counters,
+    host_version: OnceLock<(u32, u32)>,
+}
+
+/// What only one command at a time may use.
+#[derive(Debug)]
+struct Channel {
+    reply: Blob,
+    data: Blob,
+    command: Box<[u8]>,
+    answer: Box<[u8]>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+    graph_computes: AtomicU64,
+}
+
+/// What a session has done since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Statistics {
+    /// Commands answered, handshake and load included.
+    pub calls: u64,
+    /// Bytes of commands, of replies, and of data and graphs moved through shared memory for them.
+    pub bytes: u64,
+    /// Graphs sent to be computed.
+    pub graph_computes: u64,
+}
+
+impl Session {
+    /// Opens a context on the host behind `link`: makes the shared blobs, shakes hands, has the plugin loaded.
+    ///
+    /// # Errors
+    /// [`SessionError::Handshake`], [`SessionError::LoadLibrary`], or the link's failure; each is one line with the fix.
+    pub fn open(link: Box<dyn Link>) -> Result<Self, SessionError> {
+        let channel = Channel {
+            reply: link.create_blob(REPLY_BLOB_SIZE)?,
+            data: link.create_blob(DATA_BLOB_SIZE)?,
+            command: vec![0; COMMAND_CAPACITY as usize].into(),
+            answer: vec![0; WHOLE_REPLY].into(),
+        };
+        let session = Self {
+            channel: Mutex::new(channel),
+            link,
+            lost: OnceLock::new(),
+            counters: Counters::default(),
+            host_version: OnceLock::new(),
+        };
+        session.handshake()?;
+        session.load_library()?;
+        Ok(session)
+    }
+
+    /// The transport's name: `socket` or `virtgpu`.
+    pub fn transport(&self) -> &'static str {
+        self.link.transport()
+    }
+
+    /// Major and minor number of the protocol that the host told in the handshake. They are the renderer's, not the
+    /// plugin's, so nothing follows from them.
+    pub fn host_version(&self) -> (u32, u32) {
+        self.host_version.get().copied().unwrap_or_default()
+    }
+
+    /// What the session has done so far.
+    pub fn statistics(&self) -> Statistics {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Statistics {
+            calls: read(&self.counters.calls),
+            bytes: read(&self.counters.bytes),
+            graph_computes: read(&self.counters.graph_computes),
+        }
+    }
+
+    /// Whether the host is lost: every call fails from then on.
+    pub fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// [`SessionError::Lost`] when the host is gone, [`SessionError::Refused`] with the handler's code, and so on.
+    pub fn call<R: Request>(&self, request: &R) -> Result<R::Reply, SessionError> {
+        self.call_on(&mut *self.channel()?, request)
+    }
+
+    /// Asks what the device can do.
+    ///
+    /// Hosts of protocol 0.1 leave `mmap_support` unanswered: it is then true.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub fn properties(&self) -> Result<DeviceGetPropsReply, SessionError> {
+        let mut channel = self.channel()?;
+        // What the host does not write reads as true, not as the rest of an older reply.
+        channel.reply.write(NOTIFICATION_SIZE, &[0xff; 20])?;
+        self.call_on(&mut channel, &DeviceGetPropsRequest {})
+    }
+
+    fn handshake(&self) -> Result<(), SessionError> {
+        let mut channel = self.channel()?;
+        let answer =
+            self.exchange(&mut channel, CommandType::Handshake, 0, Some(HANDSHAKE_DEADLINE), |arguments| {
+                // Two words always fit.
+                let _ = arguments.u32(PROTOCOL_MAJOR).and_then(|()| arguments.u32(PROTOCOL_MINOR));
+                Ok(())
+            })?;
+        if answer != HANDSHAKE_MAGIC {
+            return Err(SessionError::Handshake { found: answer });
+        }
+        let mut version = [0; 8];
+        channel.reply.read(NOTIFICATION_SIZE, &mut version)?;
+        let mut decoder = Decoder::new(&version);
+        if let (Ok(major), Ok(minor)) = (decoder.u32(), decoder.u32()) {
+            let _ = self.host_version.set((major, minor));
+        }
+        Ok(())
+    }
+
+    fn load_library(&self) -> Result<(), SessionError> {
+        let mut channel = self.channel()?;
+        let deadline = Some(LOAD_LIBRARY_DEADLINE);
+        match self.exchange(&mut channel, CommandType::LoadLibrary, 0, deadline, |_| Ok(()))? {
+            0 => Ok(()),
+            code => Err(SessionError::LoadLibrary(LoadFailure(code))),
+        }
+    }
+
+    /// Takes the turn; a lost host fails at once.
+    fn channel(&self) -> Result<MutexGuard<'_, Channel>, SessionError> {
+        // Whatever a panicking thread left there is overwritten by the next command.
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.lost.get() {
+            Some(reason) => Err(SessionError::Lost(reason.clone())),
+            None => Ok(channel),
+        }
+    }
+
+    fn call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {
+        let command = R::COMMAND;
+        let answer = self.exchange(channel, CommandType::Forward, command.number(), None, |arguments| {
+            request.encode(arguments).map_err(|source| SessionError::Encode { command, source })
+        })?;
+        match answer.checked_sub(FORWARD_BASE) {
+            Some(0) => {}
+            Some(code) => return Err(SessionError::Refused { command, code }),
+            None => return Err(SessionError::Transport { command, code: answer }),
+        }
+        let (reply, taken) = channel.reply::<R::Reply>(command)?;
+        self.count_bytes(taken);
+        Ok(reply)
+    }
+
+    /// Sends one command and waits for the answer's code; the reply then lies in the reply blob.
+    fn exchange(
+        &self,
+        channel: &mut Channel,
+        type_: CommandType,
+        flags: u32,
+        deadline: Option<Duration>,
+        encode: impl FnOnce(&mut Encoder<'_>) -> Result<(), SessionError>,
+    ) -> Result<u32, SessionError> {
+        let Channel { reply, command, .. } = channel;
+        let (header, arguments) = command.split_at_mut(HEADER_SIZE);
+        header.copy_from_slice(
+            &CommandHeader {
+                type_: type_.number() + self.link.command_type_offset(),
+                flags,
+                reply_res_id: reply.res_id(),
+            }
+            .to_bytes(),
+        );
+        let mut arguments = Encoder::new(arguments);
+        encode(&mut arguments)?;
+        let len = HEADER_SIZE + arguments.len();
+        reply.store_word(0, 0);
+        self.link
+            .submit(&command[..len])
+            .and_then(|()| wait::until(&*self.link, deadline, || reply.load_word(0) != 0))
+            .map_err(|error| self.link_failed(error))?;
+        self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        self.count_bytes(len);
+        Ok(reply.load_word(0).wrapping_sub(1))
+    }
+
+    /// Tells a failure of one command from the end of the host.
+    fn link_failed(&self, error: LinkError) -> SessionError {
+        match error {
+            LinkError::Command { .. } | LinkError::Bounds { .. } | LinkError::Refused { .. } => error.into(),
+            // A late answer would be taken for that of a later command: a timeout is final too.
+            fatal => SessionError::Lost(self.lost.get_or_init(|| fatal.to_string()).clone()),
+        }
+    }
+
+    fn count_bytes(&self, bytes: usize) {
+        self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl Channel {
+    /// Reads the reply and says how many bytes it took. What is decoded is a private copy: the host may write on.
+    fn reply<T: Wire>(&mut self, command: Command) -> Result<(T, usize), SessionError> {
+        match self.reply_within(SHORT_REPLY)? {
+            Err(DecodeError::Truncated { .. }) => self.reply_within(WHOLE_REPLY)?,
+            other => other,
+        }
+        .map_err(|source| SessionError::Decode { command, source })
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn reply_within<T: Wire>(&mut self, len: usize) -> Result<Result<(T, usize), DecodeError>, LinkError> {
+        let answer = &mut self.answer[..len];
+        self.reply.read(NOTIFICATION_SIZE, answer)?;
+        let mut decoder = Decoder::new(answer);
+        Ok(T::decode(&mut decoder).map(|reply| (reply, len - decoder.left())))
+    }
+}

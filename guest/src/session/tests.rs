@@ -1,0 +1,204 @@
+use super::fake::{FakeLink, Host};
+use super::*;
+use apir_protocol::command::InitializeCode;
+use apir_protocol::handle::BufferHandle;
+use apir_protocol::handle::BufferTypeHandle;
+use apir_protocol::messages::{
+    BufferTypeAllocBufferRequest, DeviceGetCountRequest, DeviceGetDescriptionRequest, DeviceGetNameRequest,
+    DeviceGetTypeRequest,
+};
+use apir_protocol::tensor::TensorRecord;
+use std::sync::Arc;
+
+fn open() -> (Session, Arc<Host>) {
+    let (link, host) = FakeLink::new();
+    (Session::open(link).unwrap(), host)
+}
+
+#[test]
+fn opening_shakes_hands_and_loads() {
+    let (session, host) = open();
+    assert_eq!(session.host_version(), (0, 1));
+    assert_eq!(session.transport(), "fake");
+    assert_eq!(host.0.lock().unwrap().types, [0, 1]);
+    assert_eq!(session.statistics(), Statistics { calls: 2, bytes: 32, graph_computes: 0 });
+    drop(session);
+    assert_eq!(host.0.lock().unwrap().unreferenced, [1, 2]);
+}
+
+#[test]
+fn command_types_carry_the_links_offset() {
+    let (mut link, host) = FakeLink::new();
+    link.offset = 331;
+    let session = Session::open(link).unwrap();
+    session.device_get_count(&DeviceGetCountRequest {}).unwrap();
+    assert_eq!(host.0.lock().unwrap().types, [331, 332, 333]);
+}
+
+#[test]
+fn a_wrong_handshake_is_no_host() {
+    for found in [0, 1, HANDSHAKE_MAGIC - 1] {
+        let (link, host) = FakeLink::new();
+        host.0.lock().unwrap().handshake = found;
+        let error = Session::open(link).unwrap_err();
+        assert!(matches!(error, SessionError::Handshake { found: told } if told == found));
+        assert!(error.to_string().contains("no APIR host"), "{error}");
+    }
+}
+
+#[test]
+fn every_load_code_is_one_line_with_what_and_fix() {
+    let mut lines = Vec::new();
+    for code in 1..40 {
+        let (link, host) = FakeLink::new();
+        host.0.lock().unwrap().load = code;
+        let line = Session::open(link).unwrap_err().to_string();
+        assert!(line.contains(&format!("(code {code}); ")) && !line.contains('\n'), "{line}");
+        lines.push(line);
+    }
+    let says = |code: usize, what: &str| assert!(lines[code - 1].contains(what), "{}", lines[code - 1]);
+    says(1, "could not start the call");
+    says(2, "has loaded the plugin before");
+    says(3, "No plugin path");
+    says(3, "--plugin FILE");
+    says(4, "plugin could not be opened");
+    says(5, "lacks one of its entry points");
+    says(9, "No ggml library is configured");
+    says(10, "ggml library could not be opened");
+    says(11, "--ggml-reg");
+    for code in 13..=21 {
+        let known = InitializeCode::from_number(code as u32 - 12).unwrap();
+        says(code, known.description());
+    }
+    for code in [6, 7, 8, 22, 39] {
+        says(code, "unknown reason");
+    }
+}
+
+#[test]
+fn replies_are_decoded_short_and_long() {
+    let (session, _) = open();
+    assert_eq!(session.device_get_count(&DeviceGetCountRequest {}).unwrap().count, 1);
+    assert_eq!(session.device_get_name(&DeviceGetNameRequest {}).unwrap().name, "Fake");
+    let text = session.device_get_description(&DeviceGetDescriptionRequest {}).unwrap().description;
+    assert_eq!(text.len(), 800);
+}
+
+#[test]
+fn an_unanswered_property_is_true_and_an_answered_one_counts() {
+    for (answer, read) in [(None, true), (Some(false), false), (Some(true), true)] {
+        let (session, host) = open();
+        host.0.lock().unwrap().mmap_support = answer;
+        // Leaves zeros in the page.
+        session.device_get_description(&DeviceGetDescriptionRequest {}).unwrap();
+        let properties = session.properties().unwrap();
+        assert_eq!(properties.mmap_support, read);
+        assert!(!properties.async_ && !properties.events);
+    }
+}
+
+#[test]
+fn refusals_name_the_command_and_the_session_goes_on() {
+    let (session, host) = open();
+    host.0.lock().unwrap().refused.insert(Command::DeviceGetType, 6);
+    let error = session.device_get_type(&DeviceGetTypeRequest {}).unwrap_err();
+    assert!(matches!(error, SessionError::Refused { command: Command::DeviceGetType, code: 6 }));
+    assert!(error.to_string().contains("device_get_type"), "{error}");
+    session.device_get_count(&DeviceGetCountRequest {}).unwrap();
+}
+
+#[test]
+fn a_lost_host_fails_this_call_and_every_later_one_at_once() {
+    let (session, host) = open();
+    host.0.lock().unwrap().gone = true;
+    let start = std::time::Instant::now();
+    for _ in 0..100 {
+        let error = session.device_get_count(&DeviceGetCountRequest {}).unwrap_err();
+        assert!(matches!(error, SessionError::Lost(_)), "{error}");
+        assert!(session.set_tensor(BufferHandle(1), &TensorRecord::default(), 0, &[1]).is_err());
+        assert!(matches!(session.create_blob(1), Err(SessionError::Lost(_))));
+    }
+    assert!(session.is_lost());
+    assert!(start.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn a_silent_host_is_lost_after_the_handshakes_deadline() {
+    #[derive(Debug)]
+    struct Silent(Box<FakeLink>);
+    impl Link for Silent {
+        fn transport(&self) -> &'static str {
+            "silent"
+        }
+        fn command_type_offset(&self) -> u32 {
+            0
+        }
+        fn create_blob(&self, size: u64) -> Result<Blob, LinkError> {
+            self.0.create_blob(size)
+        }
+        fn submit(&self, _: &[u8]) -> Result<(), LinkError> {
+            Ok(())
+        }
+        fn check_peer(&self) -> Result<(), LinkError> {
+            Ok(())
+        }
+    }
+    let error = Session::open(Box::new(Silent(FakeLink::new().0))).unwrap_err();
+    assert!(error.to_string().contains("2000 ms"), "{error}");
+}
+
+#[test]
+fn tensors_larger_than_the_data_blob_travel_in_pieces() {
+    let (session, host) = open();
+    let len = DATA_BLOB_SIZE as usize + 5;
+    let request = BufferTypeAllocBufferRequest { buffer_type: BufferTypeHandle(0xb), size: len as u64 + 9 };
+    let buffer = session.buffer_type_alloc_buffer(&request).unwrap().buffer;
+    let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    let record = TensorRecord { data: 4, buffer, ..TensorRecord::default() };
+    session.set_tensor(buffer, &record, 3, &sent).unwrap();
+    let mut got = vec![0; len];
+    session.get_tensor(buffer, &record, 3, &mut got).unwrap();
+    assert!(sent == got);
+    assert_eq!(host.0.lock().unwrap().buffers[&buffer.0][7..7 + len], sent);
+    let moved = session.statistics().bytes;
+    assert!(moved > 2 * len as u64 && moved < 2 * len as u64 + 2000);
+    session.set_tensor(buffer, &record, 0, &[]).unwrap();
+}
+
+#[test]
+fn a_large_graph_travels_in_a_blob_of_its_own() {
+    let (session, host) = open();
+    let graph = vec![7; DATA_BLOB_SIZE as usize + 1];
+    host.0.lock().unwrap().status = -2;
+    assert_eq!(session.graph_compute(&graph).unwrap(), -2);
+    assert!(host.0.lock().unwrap().graph == graph);
+    assert_eq!(host.0.lock().unwrap().unreferenced, [3]);
+    assert_eq!(session.graph_compute(&[1, 2, 3, 4]).unwrap(), -2);
+    assert_eq!(host.0.lock().unwrap().graph, [1, 2, 3, 4]);
+    assert_eq!(session.statistics().graph_computes, 2);
+}
+
+#[test]
+fn eight_threads_get_their_own_replies() {
+    let (session, _) = open();
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let session = &session;
+            scope.spawn(move || {
+                let request = BufferTypeAllocBufferRequest { buffer_type: BufferTypeHandle(0xb), size: 64 };
+                let buffer = session.buffer_type_alloc_buffer(&request).unwrap().buffer;
+                let record = TensorRecord { buffer, ..TensorRecord::default() };
+                for call in 0..250u64 {
+                    let bytes = [thread, call as u8, !thread, 1];
+                    session.set_tensor(buffer, &record, call % 60, &bytes).unwrap();
+                    let mut got = [0; 4];
+                    session.get_tensor(buffer, &record, call % 60, &mut got).unwrap();
+                    assert_eq!(got, bytes);
+                    assert_eq!(session.device_get_name(&DeviceGetNameRequest {}).unwrap().name, "Fake");
+                    assert_eq!(session.device_get_type(&DeviceGetTypeRequest {}).unwrap().type_, 1);
+                }
+            });
+        }
+    });
+    assert_eq!(session.statistics().calls, 2 + 8 * (1 + 4 * 250));
+}
