@@ -4,9 +4,19 @@
 //! |---|---|
 //! | [`link`] | how commands and shared memory reach the host |
 //! | [`session`] | one context on the host: typed commands, transfers, its loss |
+//! | `record`, `graph` | ggml's tensors and graphs as they travel |
+//! | `host_device` | what the host says about its device |
+//! | `backend` | ggml's vtables, and the symbols that ggml looks for |
+//! | `stats` | the counters that `APIR_STATS` asks for |
 
+mod backend;
+mod cache;
+mod graph;
+mod host_device;
 pub mod link;
+mod record;
 pub mod session;
+mod stats;
 
 #[rustfmt::skip]
 mod generated;
