@@ -1,9 +1,10 @@
 //! Where the pieces under test and their peers are. `cargo xtask test` says so through the environment.
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use crate::error::{Error, IoContext};
 
 /// The folder with our own pieces under their real names.
 #[derive(Debug, Clone)]
@@ -112,10 +113,39 @@ pub fn baseline_cpu_library(folder: &Path) -> Result<PathBuf, Error> {
     }
 }
 
+/// The registration function to ask of a CPU library: `None` for the usual one, which only libraries that were built to
+/// be loaded at run time have.
+pub fn registration(library: &Path) -> Result<Option<&'static str>, Error> {
+    const OWN: &str = "ggml_backend_cpu_reg";
+    let bytes = fs::read(library).at("read", library)?;
+    let has = |symbol: &str| {
+        let entry = format!("\0{symbol}\0");
+        bytes.windows(entry.len()).any(|window| window == entry.as_bytes())
+    };
+    Ok((!has("ggml_backend_init") && has(OWN)).then_some(OWN))
+}
+
 fn folder(name: &'static str, meaning: &'static str) -> Result<PathBuf, Error> {
     let path = std::env::var_os(name).map(PathBuf::from).ok_or(Error::Environment { name, meaning })?;
     match path.is_dir() {
         true => Ok(path),
         false => Err(Error::Missing { path, what: meaning }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_linked_into_ggml_is_asked_for_its_own_function() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let with = |bytes: &str| {
+            fs::write(file.path(), bytes).unwrap();
+            registration(file.path()).unwrap()
+        };
+        assert_eq!(with("x\0ggml_backend_init\0ggml_backend_cpu_reg\0"), None);
+        assert_eq!(with("x\0ggml_backend_cpu_reg\0y"), Some("ggml_backend_cpu_reg"));
+        assert_eq!(with("x"), None);
     }
 }

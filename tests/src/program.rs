@@ -201,6 +201,18 @@ impl Running {
         })
     }
 
+    /// Why it did not do what was waited for: it ended, or it took too long.
+    pub fn failure(mut self, what: &str, limit: Duration) -> Error {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Error::Failed {
+                program: self.name.clone(),
+                status: status.to_string(),
+                printed: shown(&self.stdout.text(), &self.stderr.text()),
+            },
+            _ => self.timeout(what, limit),
+        }
+    }
+
     /// An error that says what this program did not do in time.
     pub fn timeout(&self, what: &str, limit: Duration) -> Error {
         Error::Timeout {

@@ -103,7 +103,7 @@ impl Serve {
             Some(()) => {
                 Ok(Server { running: Some(running), guest: self.guest.clone(), socket, _folder: folder })
             }
-            None => Err(running.timeout("listen", READY_LIMIT)),
+            None => Err(running.failure("listen", READY_LIMIT)),
         }
     }
 }

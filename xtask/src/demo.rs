@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use apir_tests::completion::{Completion, Request, Stats};
-use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::peers::{Dist, LlamaDir, registration};
 use apir_tests::server::Serve;
 use serde::Serialize;
 
@@ -90,7 +90,14 @@ fn compare(
     let reference = request.run_local()?;
     // The library that llama.cpp itself chose, so that both sides compute with the same code.
     let library = reference.cpu_library.clone().unwrap_or_else(|| llama.cpu_library());
+    if !library.is_file() {
+        let hint = "this llama.cpp must be built with shared libraries (BUILD_SHARED_LIBS=ON)".to_owned();
+        return Err(Error::Missing { path: library, hint });
+    }
     let mut serve = Serve::new(dist, &library);
+    if let Some(symbol) = registration(&library)? {
+        serve = serve.registration(symbol);
+    }
     if let Some(plugin) = &options.plugin {
         serve = serve.plugin(plugin);
     }

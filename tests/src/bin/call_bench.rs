@@ -1,4 +1,4 @@
-//! Measures a call that does nothing: a typed call of the guest's session to a server (`APIR_SOCKET`) and back.
+//! Measures a call that does nothing: a typed call of the guest's session to a host and back.
 //!
 //! Prints one line of JSON, `{"call_us":{"median":…,"p99":…}}`.
 #![forbid(unsafe_code)]
@@ -7,7 +7,6 @@ use std::error::Error;
 use std::time::Instant;
 
 use apir_protocol::messages::DeviceGetDeviceCountRequest;
-use ggml_virtgpu::link;
 use ggml_virtgpu::session::Session;
 use serde_json::json;
 
@@ -18,7 +17,7 @@ const WARM_UP: usize = 2_000;
 const CALLS: usize = 20_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let session = Session::open(link::open()?)?;
+    let session = Session::connect()?;
     for _ in 0..WARM_UP {
         session.device_get_device_count(&DeviceGetDeviceCountRequest {})?;
     }

@@ -11,8 +11,12 @@ use apir_tests::server::Serve;
 
 /// Runs a program of the ggml in `folder` against the ggml library `host` in the server.
 fn pair(folder: &Path, version: &str, visibility: Visibility, host: &Path) -> Result<(), Error> {
+    pair_with(folder, version, visibility, &Serve::new(&Dist::from_env()?, host))
+}
+
+fn pair_with(folder: &Path, version: &str, visibility: Visibility, serve: &Serve) -> Result<(), Error> {
     let dist = Dist::from_env()?;
-    let server = Serve::new(&dist, host).start()?;
+    let server = serve.start()?;
     let program = GgmlProgram::new(env!("CARGO_BIN_EXE_ggml-program"), folder, &dist);
     let output = program.visibility(visibility).envs(server.guest_env()).run(&["compute"])?;
     let loaded = event(&output, "loaded")?;
@@ -63,4 +67,12 @@ fn a_program_of_api_2_and_a_host_of_api_3() -> Result<(), Error> {
 fn a_program_of_api_3_and_a_host_of_api_2() -> Result<(), Error> {
     let host = peers::baseline_cpu_library(&peers::ggml_api2()?)?;
     pair(LlamaDir::from_env()?.path(), "0.", Visibility::Local, &host)
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_host_library_asked_by_its_own_registration_function() -> Result<(), Error> {
+    let llama = LlamaDir::from_env()?;
+    let serve = Serve::new(&Dist::from_env()?, &llama.cpu_library()).registration("ggml_backend_cpu_reg");
+    pair_with(llama.path(), "0.", Visibility::Local, &serve)
 }
