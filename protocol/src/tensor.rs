@@ -71,29 +71,28 @@ impl Default for TensorRecord {
 
 impl Wire for TensorRecord {
     fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
-        encoder.u64(self.id)?;
-        encoder.u32(self.type_)?;
-        encoder.u32(0)?;
-        self.buffer.encode(encoder)?;
-        for ne in self.ne {
-            encoder.u32(ne)?;
-        }
-        for nb in self.nb {
-            encoder.u32(nb)?;
-        }
-        encoder.u32(self.op)?;
-        for word in self.op_params {
-            encoder.i32(word)?;
-        }
-        encoder.i32(self.flags)?;
-        for id in self.src {
-            encoder.u64(id)?;
-        }
-        encoder.u64(self.view_src)?;
-        encoder.u64(self.view_offs)?;
-        encoder.u64(self.data)?;
-        encoder.bytes(&self.name)?;
-        encoder.u64(0)
+        // Put together first and bounds-checked once: a graph has thousands of records.
+        let mut bytes = [0; RECORD_SIZE];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&self.id.to_le_bytes());
+        put(&self.type_.to_le_bytes());
+        put(&[0; 4]);
+        put(&self.buffer.0.to_le_bytes());
+        self.ne.iter().for_each(|ne| put(&ne.to_le_bytes()));
+        self.nb.iter().for_each(|nb| put(&nb.to_le_bytes()));
+        put(&self.op.to_le_bytes());
+        self.op_params.iter().for_each(|word| put(&word.to_le_bytes()));
+        put(&self.flags.to_le_bytes());
+        self.src.iter().for_each(|id| put(&id.to_le_bytes()));
+        put(&self.view_src.to_le_bytes());
+        put(&self.view_offs.to_le_bytes());
+        put(&self.data.to_le_bytes());
+        put(&self.name);
+        encoder.bytes(&bytes)
     }
 
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
