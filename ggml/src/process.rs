@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use crate::abi;
 use crate::error::Error;
 use crate::layout::{Layout, Marks, Version};
+use crate::ops::{OpName, OpTable};
 
 /// How grave a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,7 @@ pub struct GgmlBase {
     layout: Layout,
     buffer_init: BufferInitFn,
     log: LogFn,
+    op_name: OpName,
 }
 
 impl GgmlBase {
@@ -80,14 +82,16 @@ impl GgmlBase {
         let layout = Layout::new(version, marks)?;
         let buffer_init = require(c"ggml_backend_buffer_init")?;
         let log = require(c"ggml_log_internal")?;
+        let op_name = require(c"ggml_op_name")?;
         // SAFETY: the functions of these names have had these types in every supported version.
-        let (buffer_init, log) = unsafe {
+        let (buffer_init, log, op_name) = unsafe {
             (
                 mem::transmute::<NonNull<c_void>, BufferInitFn>(buffer_init),
                 mem::transmute::<NonNull<c_void>, LogFn>(log),
+                mem::transmute::<NonNull<c_void>, OpName>(op_name),
             )
         };
-        Ok(Self { layout, buffer_init, log })
+        Ok(Self { layout, buffer_init, log, op_name })
     }
 
     /// The layout of its structs.
@@ -98,6 +102,16 @@ impl GgmlBase {
     /// Its version.
     pub fn version(&self) -> Version {
         self.layout.version()
+    }
+
+    /// Its operations.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Operations`] when the list does not end as every known one does.
+    pub fn ops(&self) -> Result<OpTable, Error> {
+        // SAFETY: the function is ggml's own.
+        unsafe { OpTable::read(self.op_name) }
     }
 
     /// Makes a buffer struct that ggml frees with `ggml_backend_buffer_free`.
