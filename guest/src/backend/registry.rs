@@ -4,7 +4,6 @@ use super::buffer::BufferMaker;
 use super::device::Device;
 use super::ops::Ops;
 use super::{guard, log};
-use crate::link::{self, LinkError};
 use crate::session::{Session, SessionError};
 use crate::stats;
 use apir_ggml::abi;
@@ -41,10 +40,7 @@ enum StartError {
     /// ggml does not tell its operations' names.
     #[error("the ggml of this process has no ggml_op_name; use ggml 0.9.11 or newer")]
     OpNames,
-    /// No host.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// The host has no device for us.
+    /// No host, or none with a device for us.
     #[error(transparent)]
     Session(#[from] SessionError),
 }
@@ -90,7 +86,7 @@ impl Registry {
 fn start(base: GgmlBase, reg: *mut abi::Reg) -> Result<&'static Device, StartError> {
     log::to_ggml(base);
     let ops = Ops::of_process().ok_or(StartError::OpNames)?;
-    let session = Session::open(link::open()?)?;
+    let session = Session::connect()?;
     if session.host_version() != (PROTOCOL_MAJOR, PROTOCOL_MINOR) {
         let (major, minor) = session.host_version();
         log::debug(format_args!(

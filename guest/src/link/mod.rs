@@ -4,13 +4,15 @@
 //! reply blob: it stores the notification word last, and [`wait::until`] watches that word.
 mod memory;
 mod socket;
+mod virtgpu;
 pub mod wait;
 
 pub use memory::{Blob, Unref};
 pub use socket::SocketLink;
+pub use virtgpu::{APIR_CAPSET_VARIABLE, CapsetFound, Findings, RENDER_NODE_VARIABLE, Unusable, VirtgpuLink};
 
 use apir_protocol::socket::{BlobRefusal, FrameError};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,15 +47,25 @@ pub trait Link: Send + Sync + Debug {
     fn check_peer(&self) -> Result<(), LinkError>;
 }
 
+/// What to do where no server is named.
+const SERVER_FIX: &str = "set APIR_SOCKET to the PATH of a server started with: \
+    apir serve --socket PATH --plugin FILE --ggml-library FILE";
+
 /// Why a link could not be opened or used.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The environment names no host.
+    /// There is no render node, and the environment names no server.
     #[error(
-        "no apir host: {SOCKET_VARIABLE} is not set; set it to the PATH of a server started with: \
-         apir serve --socket PATH --plugin FILE --ggml-library FILE"
+        "no apir host: there is no render node in /dev/dri, and {SOCKET_VARIABLE} is not set; give the VM a virtio-gpu \
+         device (containers need --device /dev/dri), or {SERVER_FIX}"
     )]
     NoTransport,
+    /// No render node leads to a host, and the environment names no server.
+    #[error("no apir host: {0}; or {SERVER_FIX}")]
+    NoVirtgpu(Findings),
+    /// The render node that the environment names will not do.
+    #[error("no apir host by {RENDER_NODE_VARIABLE}: {0}")]
+    NoRenderNode(Findings),
     /// Nobody answers at the socket.
     #[error(
         "cannot connect to {} ({SOCKET_VARIABLE}): {source}; \
@@ -79,7 +91,7 @@ pub enum LinkError {
         expected: u32,
     },
     /// The host is gone: its worker ended or was killed, or the server stopped.
-    #[error("the apir host is gone ({0}); the output of `apir serve` says why")]
+    #[error("the apir host is gone ({0}); the host's output says why")]
     Lost(String),
     /// The host is there but did not answer in time.
     #[error("no answer from the apir host within {} ms", .0.as_millis())]
@@ -89,8 +101,8 @@ pub enum LinkError {
     Refused {
         /// The size asked for, in bytes.
         size: u64,
-        /// The host's reason.
-        reason: BlobRefusal,
+        /// Why.
+        reason: BlobFailure,
     },
     /// The host sent a packet that is not a frame, or not the one awaited.
     #[error("bad frame from the host: {0}")]
@@ -128,13 +140,78 @@ pub enum LinkError {
     },
 }
 
-/// Opens the link that the environment chooses: the socket named by `APIR_SOCKET`.
+/// Why there is no blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BlobFailure {
+    /// The server's reason.
+    #[error("{0}")]
+    Server(BlobRefusal),
+    /// The kernel has no room left in the window for host memory.
+    #[error(
+        "the VM's window for host memory is full; give its device a larger one (QEMU: hostmem=SIZE), or use less \
+         of the GPU"
+    )]
+    Window,
+    /// The kernel has it, but cannot map it.
+    #[error(
+        "it cannot be mapped (the VM's window for host memory is full, or the host has no memory left); the host's \
+         output says why"
+    )]
+    Unmappable,
+}
+
+impl From<BlobRefusal> for BlobFailure {
+    fn from(refusal: BlobRefusal) -> Self {
+        Self::Server(refusal)
+    }
+}
+
+/// One way to a host; whether an APIR host is there shows in the handshake.
+pub struct Route {
+    name: Option<String>,
+    open: Opener,
+}
+
+type Opener = Box<dyn FnOnce() -> Result<Box<dyn Link>, LinkError>>;
+
+impl Route {
+    /// A way by this name, which failures are to be told under; without one, what `open` and the session say is enough.
+    pub fn new(
+        name: Option<String>,
+        open: impl FnOnce() -> Result<Box<dyn Link>, LinkError> + 'static,
+    ) -> Self {
+        Self { name, open: Box::new(open) }
+    }
+
+    /// Its name, for failures that do not say what they are about.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Opens a link with a context of its own.
+    ///
+    /// # Errors
+    /// When nobody answers there, or somebody of another version.
+    pub fn open(self) -> Result<Box<dyn Link>, LinkError> {
+        (self.open)()
+    }
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The ways to a host, to be tried in this order: the socket that `APIR_SOCKET` names, else the render nodes.
 ///
 /// # Errors
-/// When no host is named, none answers, or it speaks another version; the message is one line with the fix.
-pub fn open() -> Result<Box<dyn Link>, LinkError> {
+/// When there is no way; the message is one line with the fix.
+pub fn routes() -> Result<Vec<Route>, LinkError> {
     match std::env::var_os(SOCKET_VARIABLE) {
-        Some(path) if !path.is_empty() => Ok(Box::new(SocketLink::connect(path.as_ref())?)),
-        _ => Err(LinkError::NoTransport),
+        Some(path) if !path.is_empty() => {
+            Ok(vec![Route::new(None, move || Ok(Box::new(SocketLink::connect(path.as_ref())?)))])
+        }
+        _ => virtgpu::routes(),
     }
 }

@@ -82,7 +82,7 @@ impl Link for SocketLink {
         let (res_id, found) = match answer {
             ServerFrame::Blob { res_id, size } => (res_id, size),
             ServerFrame::BlobRefused { code } => {
-                return Err(LinkError::Refused { size, reason: code });
+                return Err(LinkError::Refused { size, reason: code.into() });
             }
             other => return Err(self.connection.unexpected("blob", other)),
         };

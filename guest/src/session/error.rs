@@ -1,6 +1,7 @@
 //! What can go wrong between a session and its host.
 #![forbid(unsafe_code)]
 
+use super::TIMEOUT_VARIABLE;
 use crate::link::LinkError;
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{Command, ForwardCode, InitializeCode, LoadLibraryCode, PluginCode};
@@ -16,6 +17,12 @@ pub enum SessionError {
     /// The host is lost: every later call fails too.
     #[error("{0}")]
     Lost(String),
+    /// Nobody shakes hands behind any render node.
+    #[error("no APIR host answers: {0}; start the VMM on apir's libvirglrenderer.so.1")]
+    NoAnswer(String),
+    /// The environment's timeout is no number of milliseconds.
+    #[error("{TIMEOUT_VARIABLE}={0} is no number of milliseconds above 0; set one, or unset it")]
+    Timeout(String),
     /// What answered the handshake is no APIR host.
     #[error(
         "the handshake was answered with {found:#x} in place of {HANDSHAKE_MAGIC:#x}: no APIR host is there; \

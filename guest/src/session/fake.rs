@@ -129,7 +129,7 @@ impl Link for FakeLink {
         let mut script = self.host.0.lock().unwrap();
         let res_id = (script.blobs.len() + script.unreferenced.len() + 1) as u32;
         if script.refuse_blobs && res_id > 2 {
-            return Err(LinkError::Refused { size, reason: BlobRefusal::Memory });
+            return Err(LinkError::Refused { size, reason: BlobRefusal::Memory.into() });
         }
         let memory = File::from(memfd_create(c"fake", MFdFlags::empty()).unwrap());
         memory.set_len(size.next_multiple_of(4096)).unwrap();
@@ -168,9 +168,11 @@ impl Script {
                 let number = Command::from_number(header.flags).unwrap();
                 self.seen.push(number);
                 let refused = self.refused.get(&number).copied();
-                refused.unwrap_or_else(|| {
-                    self.handle(number, &mut Decoder::new(&command[HEADER_SIZE..]), &mut encoder)
-                }) + FORWARD_BASE
+                refused
+                    .unwrap_or_else(|| {
+                        self.handle(number, &mut Decoder::new(&command[HEADER_SIZE..]), &mut encoder)
+                    })
+                    .wrapping_add(FORWARD_BASE)
             }
         };
         let len = encoder.len();

@@ -10,7 +10,7 @@ mod transfer;
 
 pub use error::{LoadFailure, SessionError};
 
-use crate::link::{Blob, Link, LinkError, wait};
+use crate::link::{self, Blob, Link, LinkError, Route, wait};
 use apir_protocol::codec::{DecodeError, Decoder, Encoder};
 use apir_protocol::command::{Command, CommandType};
 use apir_protocol::constants::{
@@ -27,6 +27,9 @@ use std::time::Duration;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
 /// Loading a GPU's libraries and starting its driver takes long on a cold machine.
 const LOAD_LIBRARY_DEADLINE: Duration = Duration::from_secs(60);
+/// Environment variable with the milliseconds after which a host that does not answer a command is given up. Without it a
+/// command may compute for ever, as long as the link knows the host to be there.
+pub const TIMEOUT_VARIABLE: &str = "APIR_TIMEOUT_MS";
 /// Bytes of the notification word in front of a reply.
 const NOTIFICATION_SIZE: usize = 4;
 /// Bytes of a reply that are read at first: all but texts are shorter.
@@ -42,6 +45,7 @@ pub struct Session {
     lost: OnceLock<String>,
     counters: Counters,
     host_version: OnceLock<(u32, u32)>,
+    deadline: Option<Duration>,
 }
 
 /// What only one command at a time may use.
@@ -72,11 +76,43 @@ pub struct Statistics {
 }
 
 impl Session {
+    /// Opens a context on the first host that answers, by the ways that the environment and this machine offer.
+    ///
+    /// # Errors
+    /// [`SessionError::Link`] without any way, [`SessionError::NoAnswer`] when nobody shakes hands on a render node, and
+    /// as [`Session::open`].
+    pub fn connect() -> Result<Self, SessionError> {
+        let mut session = Self::first(link::routes()?)?;
+        session.deadline = deadline(std::env::var(TIMEOUT_VARIABLE).ok())?;
+        session.load_library()?;
+        Ok(session)
+    }
+
+    /// The first of the routes on which somebody shakes hands.
+    pub(crate) fn first(routes: Vec<Route>) -> Result<Self, SessionError> {
+        let mut silent = Vec::new();
+        for route in routes {
+            let name = route.name().map(str::to_owned);
+            match (route.open().map_err(SessionError::from).and_then(Self::greet), name) {
+                (Ok(session), _) => return Ok(session),
+                (Err(error), None) => return Err(error),
+                (Err(error), Some(name)) => silent.push(format!("{name}: {error}")),
+            }
+        }
+        Err(SessionError::NoAnswer(silent.join("; ")))
+    }
+
     /// Opens a context on the host behind `link`: makes the shared blobs, shakes hands, has the plugin loaded.
     ///
     /// # Errors
     /// [`SessionError::Handshake`], [`SessionError::LoadLibrary`], or the link's failure; each is one line with the fix.
     pub fn open(link: Box<dyn Link>) -> Result<Self, SessionError> {
+        let session = Self::greet(link)?;
+        session.load_library()?;
+        Ok(session)
+    }
+
+    fn greet(link: Box<dyn Link>) -> Result<Self, SessionError> {
         let channel = Channel {
             reply: link.create_blob(REPLY_BLOB_SIZE)?,
             data: link.create_blob(DATA_BLOB_SIZE)?,
@@ -89,9 +125,9 @@ impl Session {
             lost: OnceLock::new(),
             counters: Counters::default(),
             host_version: OnceLock::new(),
+            deadline: None,
         };
         session.handshake()?;
-        session.load_library()?;
         Ok(session)
     }
 
@@ -183,13 +219,19 @@ impl Session {
 
     fn call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {
         let command = R::COMMAND;
-        let answer = self.exchange(channel, CommandType::Forward, command.number(), None, |arguments| {
-            request.encode(arguments).map_err(|source| SessionError::Encode { command, source })
-        })?;
+        let answer =
+            self.exchange(channel, CommandType::Forward, command.number(), self.deadline, |arguments| {
+                request.encode(arguments).map_err(|source| SessionError::Encode { command, source })
+            })?;
         match answer.checked_sub(FORWARD_BASE) {
             Some(0) => {}
             Some(code) => return Err(SessionError::Refused { command, code }),
-            None => return Err(SessionError::Transport { command, code: answer }),
+            // What carries the commands has failed: so would every later one.
+            None => {
+                let failed = SessionError::Transport { command, code: answer };
+                let _ = self.lost.set(failed.to_string());
+                return Err(failed);
+            }
         }
         let (reply, taken) = channel.reply::<R::Reply>(command)?;
         self.count_bytes(taken);
@@ -239,6 +281,16 @@ impl Session {
 
     fn count_bytes(&self, bytes: usize) {
         self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+fn deadline(setting: Option<String>) -> Result<Option<Duration>, SessionError> {
+    match setting.filter(|setting| !setting.is_empty()) {
+        None => Ok(None),
+        Some(setting) => match setting.parse() {
+            Ok(millis @ 1..) => Ok(Some(Duration::from_millis(millis))),
+            _ => Err(SessionError::Timeout(setting)),
+        },
     }
 }
 

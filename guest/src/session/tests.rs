@@ -148,6 +148,58 @@ fn a_silent_host_is_lost_after_the_handshakes_deadline() {
 }
 
 #[test]
+fn the_first_route_that_shakes_hands_is_taken() {
+    let route = |name: &str, link: Option<Box<FakeLink>>| {
+        Route::new(Some(name.into()), move || {
+            link.map_or(Err(LinkError::NoTransport), |link| Ok(link as Box<dyn Link>))
+        })
+    };
+    let ((wrong, one), (right, two), (unused, three)) = (FakeLink::new(), FakeLink::new(), FakeLink::new());
+    one.0.lock().unwrap().handshake = 1;
+    let routes =
+        vec![route("a", None), route("b", Some(wrong)), route("c", Some(right)), route("d", Some(unused))];
+    let session = Session::first(routes).unwrap();
+    session.load_library().unwrap();
+    assert_eq!(one.0.lock().unwrap().unreferenced, [1, 2]);
+    assert_eq!(two.0.lock().unwrap().types, [0, 1]);
+    assert!(three.0.lock().unwrap().types.is_empty());
+
+    let (wrong, host) = FakeLink::new();
+    host.0.lock().unwrap().handshake = 1;
+    let line = Session::first(vec![route("a", None), route("b", Some(wrong))]).unwrap_err().to_string();
+    assert!(
+        line.contains("a: no apir host") && line.contains("; b: the handshake was answered with 0x1"),
+        "{line}"
+    );
+    // A route without a name says itself what is wrong.
+    let bare = Route::new(None, || Err(LinkError::NoTransport));
+    assert!(matches!(Session::first(vec![bare]), Err(SessionError::Link(LinkError::NoTransport))));
+}
+
+#[test]
+fn a_command_that_was_not_carried_ends_the_session() {
+    let (session, host) = open();
+    // The handler's code counts from the transport's: this one answers 1.
+    host.0.lock().unwrap().refused.insert(Command::DeviceGetType, 1u32.wrapping_sub(FORWARD_BASE));
+    let error = session.device_get_type(&DeviceGetTypeRequest {}).unwrap_err();
+    assert!(matches!(error, SessionError::Transport { command: Command::DeviceGetType, code: 1 }), "{error}");
+    assert!(session.is_lost());
+    assert!(matches!(session.device_get_count(&DeviceGetCountRequest {}), Err(SessionError::Lost(_))));
+}
+
+#[test]
+fn the_environments_deadline_is_a_number_of_milliseconds() {
+    let read = |setting: &str| deadline(Some(setting.into()));
+    assert!(matches!(deadline(None), Ok(None)));
+    assert!(matches!(read(""), Ok(None)));
+    assert_eq!(read("1500").unwrap(), Some(Duration::from_millis(1500)));
+    for bad in ["0", "-1", "1s", "1.5"] {
+        let line = read(bad).unwrap_err().to_string();
+        assert!(line.contains(&format!("APIR_TIMEOUT_MS={bad} ")), "{line}");
+    }
+}
+
+#[test]
 fn tensors_larger_than_the_data_blob_travel_in_pieces() {
     let (session, host) = open();
     let len = DATA_BLOB_SIZE as usize + 5;
