@@ -7,12 +7,23 @@ use apir_protocol::messages::{DeviceGetDescriptionRequest, DeviceGetDeviceCountR
 use ggml_virtgpu::link;
 use ggml_virtgpu::session::Session;
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Instant;
 
 /// Around the sizes of pages, and the reply of a large graph.
 const SIZES: [u64; 8] = [1, 4095, 4096, 4097, 16383, 16384, 16385, 131_268];
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match probe() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn probe() -> Result<(), Box<dyn Error>> {
     for route in link::routes()? {
         println!("route: {}", route.name().unwrap_or("socket"));
         let link = route.open()?;
