@@ -37,9 +37,6 @@ enum StartError {
     /// No usable ggml in this process.
     #[error(transparent)]
     Ggml(#[from] apir_ggml::Error),
-    /// ggml does not tell its operations' names.
-    #[error("the ggml of this process has no ggml_op_name; use ggml 0.9.11 or newer")]
-    OpNames,
     /// No host, or none with a device for us.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -85,7 +82,7 @@ impl Registry {
 
 fn start(base: GgmlBase, reg: *mut abi::Reg) -> Result<&'static Device, StartError> {
     log::to_ggml(base);
-    let ops = Ops::of_process().ok_or(StartError::OpNames)?;
+    let ops = Ops::new(&base.ops()?);
     let session = Session::connect()?;
     if session.host_version() != (PROTOCOL_MAJOR, PROTOCOL_MINOR) {
         let (major, minor) = session.host_version();
