@@ -18,7 +18,7 @@ pub enum SessionError {
     #[error("{0}")]
     Lost(String),
     /// Nobody shakes hands behind any render node.
-    #[error("no APIR host answers: {0}; start the VMM on apir's libvirglrenderer.so.1")]
+    #[error("no APIR host answers: {0}; start the VMM on apir's libvirglrenderer.so.1 if it is not")]
     NoAnswer(String),
     /// The environment's timeout is no number of milliseconds.
     #[error("{TIMEOUT_VARIABLE}={0} is no number of milliseconds above 0; set one, or unset it")]
@@ -52,7 +52,11 @@ pub enum SessionError {
         source: DecodeError,
     },
     /// The command did not reach a handler.
-    #[error("{}: the host did not carry the command: {} (code {code})", command.name(), transport(*code))]
+    #[error(
+        "{}: the host did not carry the command: {} (code {code}); its output says why",
+        command.name(),
+        transport(*code)
+    )]
     Transport {
         /// The command.
         command: Command,

@@ -25,6 +25,8 @@ pub(crate) struct Script {
     pub(crate) load: u32,
     /// The host is gone.
     pub(crate) gone: bool,
+    /// The host is there and answers nothing.
+    pub(crate) silent: bool,
     /// Commands to be refused, with the handler's code.
     pub(crate) refused: HashMap<Command, u32>,
     /// The kind of the device.
@@ -62,6 +64,7 @@ impl Default for Script {
             handshake: HANDSHAKE_MAGIC,
             load: 0,
             gone: false,
+            silent: false,
             refused: HashMap::new(),
             kind: 1,
             from_ptr: false,
@@ -140,7 +143,7 @@ impl Link for FakeLink {
 
     fn submit(&self, command: &[u8]) -> Result<(), LinkError> {
         let mut script = self.host.0.lock().unwrap();
-        if !script.gone {
+        if !script.gone && !script.silent {
             script.answer(self.offset, command);
         }
         Ok(())

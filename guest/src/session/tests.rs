@@ -188,6 +188,17 @@ fn a_command_that_was_not_carried_ends_the_session() {
 }
 
 #[test]
+fn a_host_that_falls_silent_is_lost_at_the_environments_deadline() {
+    let (mut session, host) = open();
+    session.deadline = Some(Duration::from_millis(30));
+    session.device_get_count(&DeviceGetCountRequest {}).unwrap();
+    host.0.lock().unwrap().silent = true;
+    let error = session.device_get_count(&DeviceGetCountRequest {}).unwrap_err();
+    assert!(matches!(error, SessionError::Lost(_)) && error.to_string().contains("30 ms"), "{error}");
+    assert!(session.is_lost());
+}
+
+#[test]
 fn the_environments_deadline_is_a_number_of_milliseconds() {
     let read = |setting: &str| deadline(Some(setting.into()));
     assert!(matches!(deadline(None), Ok(None)));
