@@ -9,11 +9,13 @@
 //! | 2 | create blob | client | size (2 words) |
 //! | 3 | unref | client | resource id |
 //! | 4 | submit | client | the command: type, flags, reply resource id, arguments |
+//! | 5 | attach, with one descriptor | client | resource id, size (2 words) |
 //! | 0x101 | hello | server | magic, version |
 //! | 0x102 | blob, with one descriptor | server | resource id, size (2 words) |
 //! | 0x103 | blob refused | server | code |
 //!
-//! Submit and unref have no answer: a command is answered in the first word of its reply blob.
+//! Submit, attach and unref have no answer: a command is answered in the first word of its reply blob. Attach is for clients
+//! that make the blobs themselves, as a VMM does for its guest; a server takes it only from those it was told to trust so.
 #![forbid(unsafe_code)]
 
 /// Word 1 of both hello frames: the bytes `apir`.
@@ -34,6 +36,7 @@ const HELLO: u32 = 1;
 const CREATE_BLOB: u32 = 2;
 const UNREF: u32 = 3;
 const SUBMIT: u32 = 4;
+const ATTACH: u32 = 5;
 const SERVER_HELLO: u32 = 0x101;
 const BLOB: u32 = 0x102;
 const BLOB_REFUSED: u32 = 0x103;
@@ -113,6 +116,13 @@ pub enum ClientFrame<'a> {
         /// The whole command with its 12-byte header, a multiple of 4 bytes.
         command: &'a [u8],
     },
+    /// Hands over a blob of the client's making; its memfd, sealed against shrinking and growing, comes with the packet.
+    Attach {
+        /// The resource id, of the client's choosing; 1 or more.
+        res_id: u32,
+        /// Size in bytes.
+        size: u64,
+    },
 }
 
 impl<'a> ClientFrame<'a> {
@@ -138,6 +148,10 @@ impl<'a> ClientFrame<'a> {
             }
             SUBMIT if !body.len().is_multiple_of(4) => Err(FrameError::RaggedCommand(body.len())),
             SUBMIT => Ok(Self::Submit { command: body }),
+            ATTACH => {
+                let [res_id, low, high] = words("attach", body)?;
+                Ok(Self::Attach { res_id, size: join(low, high) })
+            }
             _ => Err(FrameError::UnknownKind(kind)),
         }
     }
@@ -156,6 +170,12 @@ impl<'a> ClientFrame<'a> {
     /// Gives the blob `res_id` back.
     pub fn unref(res_id: u32) -> Frame {
         Frame::new(&[UNREF, res_id])
+    }
+
+    /// Hands over the blob `res_id` of `size` bytes.
+    pub fn attach(res_id: u32, size: u64) -> Frame {
+        let (low, high) = halves(size);
+        Frame::new(&[ATTACH, res_id, low, high])
     }
 }
 
@@ -317,11 +337,16 @@ mod tests {
     fn client_packets() -> Vec<Vec<u8>> {
         let mut submit = SUBMIT_PREFIX.to_vec();
         submit.extend([7; 12]);
-        [ClientFrame::hello(), ClientFrame::create_blob(1 << 40 | 5), ClientFrame::unref(9)]
-            .iter()
-            .map(|frame| frame.as_bytes().to_vec())
-            .chain([submit])
-            .collect()
+        [
+            ClientFrame::hello(),
+            ClientFrame::create_blob(1 << 40 | 5),
+            ClientFrame::unref(9),
+            ClientFrame::attach(7, 1 << 33 | 3),
+        ]
+        .iter()
+        .map(|frame| frame.as_bytes().to_vec())
+        .chain([submit])
+        .collect()
     }
 
     #[test]
@@ -334,6 +359,7 @@ mod tests {
                 Ok(ClientFrame::Hello { version: SOCKET_VERSION }),
                 Ok(ClientFrame::CreateBlob { size: 1 << 40 | 5 }),
                 Ok(ClientFrame::Unref { res_id: 9 }),
+                Ok(ClientFrame::Attach { res_id: 7, size: 1 << 33 | 3 }),
                 Ok(ClientFrame::Submit { command: &[7; 12] }),
             ]
         );
@@ -341,7 +367,7 @@ mod tests {
 
     #[test]
     fn every_truncation_of_a_fixed_frame_is_an_error() {
-        for packet in client_packets().iter().take(3) {
+        for packet in client_packets().iter().take(4) {
             for len in 0..packet.len() {
                 assert!(ClientFrame::parse(&packet[..len]).is_err(), "{packet:?}[..{len}]");
             }
@@ -360,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_submit_is_whole_words() {
-        let submit = &client_packets()[3];
+        let submit = &client_packets()[4];
         for len in 4..submit.len() {
             assert_eq!(ClientFrame::parse(&submit[..len]).is_ok(), len % 4 == 0);
         }
@@ -383,7 +409,7 @@ mod tests {
 
         #[test]
         fn any_bytes_parse_or_fail_without_panic(
-            kind in prop_oneof![0u32..6, 0x100u32..0x105, any::<u32>()],
+            kind in prop_oneof![0u32..7, 0x100u32..0x105, any::<u32>()],
             body in proptest::collection::vec(any::<u8>(), 0..64),
         ) {
             let mut packet = kind.to_le_bytes().to_vec();
