@@ -1,12 +1,12 @@
 //! The apir command line.
 #![forbid(unsafe_code)]
 
-use apir_renderer::worker::{self, WorkerOptions};
+use apir_renderer::worker::{self, Blobs, Libraries, WorkerOptions};
 use apir_renderer::{Error, Server, ServerOptions};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -22,7 +22,7 @@ struct Cli {
 enum Command {
     /// Serve a ggml backend to guests on a unix socket, one worker process for each.
     Serve(Serve),
-    /// Serve one client; started by `apir serve`.
+    /// Serve one client; started by `apir serve`, and by the virglrenderer drop-in in a VMM.
     #[command(hide = true)]
     Worker(Worker),
 }
@@ -32,8 +32,15 @@ struct Serve {
     /// Where to listen; guests find it by the same path in APIR_SOCKET.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    #[command(flatten)]
-    libraries: Libraries,
+    /// The APIR plugin, libggml-virtgpu-backend.so.
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// The ggml backend library to serve, such as libggml-cuda.so or libggml-cpu.so.
+    #[arg(long, value_name = "FILE")]
+    ggml_library: PathBuf,
+    /// The library's registration symbol, where it is not the plugin's default.
+    #[arg(long, value_name = "SYMBOL")]
+    ggml_reg: Option<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -47,19 +54,16 @@ struct Worker {
     /// The server's process id.
     #[arg(long)]
     server: i32,
-    #[command(flatten)]
-    libraries: Libraries,
-}
-
-#[derive(Debug, Args)]
-struct Libraries {
-    /// The APIR plugin, libggml-virtgpu-backend.so.
+    /// The client makes the blobs and hands them over.
+    #[arg(long)]
+    attach: bool,
+    /// The APIR plugin; with --attach else from VIRGL_APIR_BACKEND_LIBRARY, else beside this program.
     #[arg(long, value_name = "FILE")]
-    plugin: PathBuf,
-    /// The ggml backend library to serve, such as libggml-cuda.so or libggml-cpu.so.
+    plugin: Option<PathBuf>,
+    /// The ggml backend library; with --attach else from APIR_LLAMA_CPP_GGML_LIBRARY_PATH.
     #[arg(long, value_name = "FILE")]
-    ggml_library: PathBuf,
-    /// The library's registration symbol, where it is not the plugin's default.
+    ggml_library: Option<PathBuf>,
+    /// Its registration symbol; with --attach else from APIR_LLAMA_CPP_GGML_LIBRARY_REG.
     #[arg(long, value_name = "SYMBOL")]
     ggml_reg: Option<OsString>,
 }
@@ -92,22 +96,29 @@ fn main() -> ExitCode {
 fn serve(options: Serve) -> Result<(), Error> {
     let server = Server::bind(ServerOptions {
         socket: options.socket,
-        plugin: options.libraries.plugin,
-        ggml_library: options.libraries.ggml_library,
-        ggml_reg: options.libraries.ggml_reg,
+        plugin: options.plugin,
+        ggml_library: options.ggml_library,
+        ggml_reg: options.ggml_reg,
     })?;
     say(&server.to_string());
     server.run()
 }
 
 fn work(options: Worker) -> Result<(), Error> {
+    let given =
+        Libraries { plugin: options.plugin, ggml_library: options.ggml_library, ggml_reg: options.ggml_reg };
+    let (blobs, libraries) = if options.attach {
+        let program = std::env::current_exe().ok();
+        (Blobs::Client, given.or_environment(program.as_deref().and_then(Path::parent)))
+    } else {
+        (Blobs::Worker, given)
+    };
     worker::run(&WorkerOptions {
         fd: options.fd,
         context: options.context,
         server: options.server,
-        plugin: options.libraries.plugin,
-        ggml_library: options.libraries.ggml_library,
-        ggml_reg: options.libraries.ggml_reg,
+        blobs,
+        libraries,
     })
 }
 

@@ -50,20 +50,19 @@ impl From<io::Error> for Refused {
 impl Blob {
     /// Makes a zeroed blob of `size` bytes rounded up to the page; the descriptor is the guest's.
     pub(crate) fn create(size: u64) -> Result<(Self, OwnedFd), Refused> {
-        if size == 0 || size > MAX_BLOB_SIZE {
-            return Err(BlobRefusal::Size.into());
+        let (file, size) = create_memory(size)?;
+        Ok((Self { mapping: map(&file, size)? }, file.into()))
+    }
+
+    /// Maps a blob of another's making: `size` bytes of a memfd that can neither shrink nor grow.
+    pub(crate) fn attach(memory: OwnedFd, size: u64) -> io::Result<Self> {
+        let file = File::from(memory);
+        check_seals(&file)?;
+        let found = file.metadata()?.len();
+        if size == 0 || size > found || found > MAX_BLOB_SIZE {
+            return Err(io::Error::other(format!("{size} bytes of a memory of {found}")));
         }
-        let size = size.next_multiple_of(page_size()?);
-        let len = usize::try_from(size).map_err(io::Error::other)?;
-        // The name virglrenderer gives: plugins learn a blob's size from the mapping of this name.
-        let fd = memfd_create(c"apir-shmem", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(io::Error::from)?;
-        let file = File::from(fd);
-        file.set_len(size)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(io::Error::from)?;
-        let mapping = MmapOptions::new().len(len).map_raw(&file)?;
-        Ok((Self { mapping }, file.into()))
+        Ok(Self { mapping: map(&file, size)? })
     }
 
     /// Its size in bytes.
@@ -83,6 +82,48 @@ impl Blob {
 
     fn bytes(&self) -> VolatileSlice<'_> {
         plugin::shared_bytes(&self.mapping)
+    }
+}
+
+/// Makes the memory of a blob: zeroed, sealed, `size` bytes rounded up to the page, which is returned too.
+pub(crate) fn create_memory(size: u64) -> Result<(File, u64), Refused> {
+    if size == 0 || size > MAX_BLOB_SIZE {
+        return Err(BlobRefusal::Size.into());
+    }
+    let size = size.next_multiple_of(page_size()?);
+    // The name virglrenderer gives: plugins learn a blob's size from the mapping of this name.
+    let fd = memfd_create(c"apir-shmem", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
+        .map_err(io::Error::from)?;
+    let file = File::from(fd);
+    file.set_len(size)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(io::Error::from)?;
+    Ok((file, size))
+}
+
+/// Maps `size` bytes of a blob's memory.
+pub(crate) fn map(memory: &File, size: u64) -> io::Result<MmapRaw> {
+    MmapOptions::new().len(usize::try_from(size).map_err(io::Error::other)?).map_raw(memory)
+}
+
+/// Seals memory of another's making against a change of size, where it is not yet.
+pub(crate) fn seal(memory: &File) -> io::Result<()> {
+    check_seals(memory).or_else(|_| {
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        // It fails where the memory may not be sealed, which is then told.
+        let _ = fcntl(memory, FcntlArg::F_ADD_SEALS(seals));
+        check_seals(memory)
+    })
+}
+
+/// That nobody can take pages away from under a mapping, or add some.
+fn check_seals(memory: &File) -> io::Result<()> {
+    let seals = fcntl(memory, FcntlArg::F_GET_SEALS).map_err(io::Error::from)?;
+    let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    if SealFlag::from_bits_retain(seals).contains(needed) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("its memory has seals {seals:#x}, needed are {:#x}", needed.bits())))
     }
 }
 
@@ -108,6 +149,23 @@ mod tests {
         assert!(!blob.store_word(page, 1, Ordering::Release));
         for size in [0, MAX_BLOB_SIZE + 1, u64::MAX] {
             assert_eq!(Blob::create(size).unwrap_err().reason, BlobRefusal::Size);
+        }
+    }
+
+    #[test]
+    fn foreign_memory_has_to_be_sealed_and_large_enough() {
+        let (file, size) = create_memory(10_000).unwrap();
+        assert_eq!(Blob::attach(file.try_clone().unwrap().into(), size).unwrap().len() as u64, size);
+        assert_eq!(Blob::attach(file.try_clone().unwrap().into(), 9).unwrap().len(), 9);
+        for wrong in [0, size + 1, u64::MAX] {
+            assert!(Blob::attach(file.try_clone().unwrap().into(), wrong).is_err(), "{wrong}");
+        }
+        assert!(Blob::attach(tempfile::tempfile().unwrap().into(), 1).is_err());
+        for seals in [SealFlag::empty(), SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_SHRINK] {
+            let open = File::from(memfd_create(c"open", MFdFlags::MFD_ALLOW_SEALING).unwrap());
+            open.set_len(4096).unwrap();
+            fcntl(&open, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+            assert!(Blob::attach(open.into(), 4096).is_err(), "{seals:?}");
         }
     }
 

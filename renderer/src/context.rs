@@ -14,6 +14,7 @@ use apir_protocol::header::{CommandHeader, HEADER_SIZE};
 use apir_protocol::socket::BlobRefusal;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -144,6 +145,20 @@ impl Context {
         self.state.add_blob(res_id, blob);
         self.next_res_id = next;
         Ok(CreatedBlob { res_id, size, memory })
+    }
+
+    /// Takes a blob of the transport's making: `size` bytes of a memfd sealed against shrinking and growing.
+    ///
+    /// # Errors
+    /// [`Error::Attach`] for an id that is 0 or in use, and for memory that is not so.
+    pub fn attach_blob(&mut self, res_id: u32, size: u64, memory: OwnedFd) -> Result<(), Error> {
+        let refused = |source| Error::Attach { res_id, source };
+        if res_id == 0 || self.state.blob(res_id).is_some() {
+            return Err(refused(io::Error::other("the id is in use, or 0")));
+        }
+        let blob = Blob::attach(memory, size).map_err(refused)?;
+        self.state.add_blob(res_id, blob);
+        Ok(())
     }
 
     /// Unmaps a blob; an unknown id is only logged.

@@ -81,6 +81,20 @@ pub enum Error {
         /// The id.
         id: u32,
     },
+    /// A blob that was handed over is none that a context can have.
+    #[error("blob {res_id} cannot be attached: {source}")]
+    Attach {
+        /// Its resource id.
+        res_id: u32,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// A blob was handed over without its memory.
+    #[error("blob {res_id} came without its memory")]
+    NoMemory {
+        /// Its resource id.
+        res_id: u32,
+    },
     /// A worker that was not started by a server.
     #[error("--fd {fd} is not a SOCK_SEQPACKET socket: `apir worker` is started by `apir serve`")]
     NotASocket {

@@ -2,15 +2,19 @@
 //!
 //! [`Context`] is the whole of one guest's connection apart from any transport: its blobs, its configuration, the
 //! plugin and the command stream. [`Server`] listens on a socket and starts a worker process for each client;
-//! [`worker::run`] is that process: one context, fed from the client's socket.
+//! [`worker::run`] is that process: one context, fed from the client's socket. As `libvirglrenderer.so.1` the crate stands in for
+//! virglrenderer in a VMM: it serves contexts of APIR by such workers, and leaves all others to the real library.
 
 mod blob;
+mod chain;
 mod context;
+mod dropin;
 mod error;
 mod log;
 mod plugin;
 mod server;
 mod state;
+mod virgl;
 pub mod worker;
 
 pub use context::{Config, Context, CreatedBlob, Fatal};

@@ -6,18 +6,70 @@ use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::socket::{
-    ControlMessage, MsgFlags, Shutdown, SockType, UnixAddr, getsockopt, recv, sendmsg, shutdown, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockType, UnixAddr, getsockopt, recvmsg,
+    sendmsg, shutdown, sockopt,
 };
 use nix::unistd::{dup2_stdin, getppid};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Alignment of a command's arguments: more than virglrenderer's 4, so that no plugin reads askew.
 const ARGUMENT_ALIGN: usize = 16;
+
+/// Environment variable with the plugin, as virglrenderer's APIR component reads it.
+const PLUGIN_VARIABLE: &str = "VIRGL_APIR_BACKEND_LIBRARY";
+/// The plugin beside the worker, where nothing names one.
+const PLUGIN_FILE: &str = "libggml-virtgpu-backend.so";
+/// What the plugin may ask for, and virglrenderer's environment variables for it.
+const ENTRIES: [(&str, &str); 2] = [
+    ("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH"),
+    ("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG"),
+];
+
+/// What a worker serves.
+#[derive(Debug, Clone, Default)]
+pub struct Libraries {
+    /// The APIR plugin; without it, loading the library fails with the code for a missing key.
+    pub plugin: Option<PathBuf>,
+    /// `ggml.library.path` for the plugin.
+    pub ggml_library: Option<PathBuf>,
+    /// `ggml.library.reg` for the plugin; without it the plugin has its own default.
+    pub ggml_reg: Option<OsString>,
+}
+
+impl Libraries {
+    /// Fills what is absent from virglrenderer's environment variables; the plugin is then looked for in `folder` too.
+    #[must_use]
+    pub fn or_environment(self, folder: Option<&Path>) -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let beside = || folder.map(|folder| folder.join(PLUGIN_FILE)).filter(|path| path.is_file());
+        let [(_, library), (_, reg)] = ENTRIES;
+        Self {
+            plugin: self.plugin.or_else(|| variable(PLUGIN_VARIABLE).map(PathBuf::from)).or_else(beside),
+            ggml_library: self.ggml_library.or_else(|| variable(library).map(PathBuf::from)),
+            ggml_reg: self.ggml_reg.or_else(|| variable(reg)),
+        }
+    }
+
+    fn config(&self) -> Result<Config, Error> {
+        let mut config = Config::default();
+        if let Some(plugin) = &self.plugin {
+            config = config.plugin(plugin).set("apir.load_library.path", plugin)?;
+        }
+        let [(library, _), (reg, _)] = ENTRIES;
+        if let Some(path) = &self.ggml_library {
+            config = config.set(library, path)?;
+        }
+        match &self.ggml_reg {
+            Some(symbol) => config.set(reg, symbol),
+            None => Ok(config),
+        }
+    }
+}
 
 /// What a server tells its worker.
 #[derive(Debug, Clone)]
@@ -28,12 +80,19 @@ pub struct WorkerOptions {
     pub context: u32,
     /// The server's process id: the worker ends when the server does.
     pub server: i32,
-    /// The APIR plugin.
-    pub plugin: PathBuf,
-    /// `ggml.library.path` for the plugin.
-    pub ggml_library: PathBuf,
-    /// `ggml.library.reg` for the plugin; without it the plugin has its own default.
-    pub ggml_reg: Option<OsString>,
+    /// Who makes the blobs.
+    pub blobs: Blobs,
+    /// What to serve.
+    pub libraries: Libraries,
+}
+
+/// Who makes a context's blobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blobs {
+    /// The worker, at the client's asking.
+    Worker,
+    /// The client, a VMM, which hands them over.
+    Client,
 }
 
 /// Serves one client until it leaves, the server ends or the process is told to stop.
@@ -44,15 +103,7 @@ pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     let socket = take_socket(options.fd)?;
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
-    let mut config = Config::default()
-        .plugin(&options.plugin)
-        .set("apir.load_library.path", &options.plugin)?
-        .set("ggml.library.path", &options.ggml_library)?;
-    if let Some(symbol) = &options.ggml_reg {
-        config = config.set("ggml.library.reg", symbol)?;
-    }
-    let context = Context::new(options.context, config)?;
-    serve(&socket, context)
+    serve(&socket, options.context, &options.libraries, options.blobs)
 }
 
 /// The client's socket at a number that libraries do not take for standard input.
@@ -106,13 +157,19 @@ fn close_on_signals(socket: &OwnedFd) -> Result<(), Error> {
 }
 
 /// The client's frames, one after the other, until it leaves.
-fn serve(socket: &OwnedFd, mut context: Context) -> Result<(), Error> {
+pub(crate) fn serve(socket: &OwnedFd, id: u32, libraries: &Libraries, blobs: Blobs) -> Result<(), Error> {
+    let mut context = Context::new(id, libraries.config()?)?;
     let mut memory = vec![0; MAX_FRAME + ARGUMENT_ALIGN];
     let start = memory.as_ptr().align_offset(ARGUMENT_ALIGN);
     // The frame's word and the command's header are 16 bytes, so the arguments lie aligned too.
     let buffer = &mut memory[start..start + MAX_FRAME];
+    // Where nobody may hand over descriptors there is no room for them, and the kernel closes them.
+    let mut control = match blobs {
+        Blobs::Worker => Vec::new(),
+        Blobs::Client => nix::cmsg_space!(RawFd),
+    };
 
-    let Some(packet) = receive(socket, buffer)? else {
+    let Some((packet, _)) = receive(socket, buffer, &mut control)? else {
         return Ok(());
     };
     match ClientFrame::parse(packet)? {
@@ -127,13 +184,13 @@ fn serve(socket: &OwnedFd, mut context: Context) -> Result<(), Error> {
         }
         other => return Err(out_of_turn(&other, "hello")),
     }
-    while let Some(packet) = receive(socket, buffer)? {
+    while let Some((packet, memory)) = receive(socket, buffer, &mut control)? {
         match ClientFrame::parse(packet)? {
             ClientFrame::Submit { command } => {
                 let start = packet.len() - command.len();
                 context.submit(&mut packet[start..])?;
             }
-            ClientFrame::CreateBlob { size } => {
+            ClientFrame::CreateBlob { size } if blobs == Blobs::Worker => {
                 let live = match context.create_blob(size) {
                     Ok(blob) => {
                         let frame = ServerFrame::Blob { res_id: blob.res_id, size: blob.size };
@@ -146,9 +203,10 @@ fn serve(socket: &OwnedFd, mut context: Context) -> Result<(), Error> {
                 }
             }
             ClientFrame::Unref { res_id } => context.unref_blob(res_id),
-            frame @ ClientFrame::Hello { .. } => {
-                return Err(out_of_turn(&frame, "a request"));
+            ClientFrame::Attach { res_id, size } if blobs == Blobs::Client => {
+                context.attach_blob(res_id, size, memory.ok_or(Error::NoMemory { res_id })?)?;
             }
+            frame => return Err(out_of_turn(&frame, "a request")),
         }
     }
     Ok(())
@@ -160,23 +218,49 @@ fn out_of_turn(frame: &ClientFrame<'_>, awaited: &'static str) -> Error {
         ClientFrame::CreateBlob { .. } => "create blob",
         ClientFrame::Unref { .. } => "unref",
         ClientFrame::Submit { .. } => "submit",
+        ClientFrame::Attach { .. } => "attach",
     };
     Error::OutOfTurn { found, awaited }
 }
 
-/// The next packet; `None` once the client has left. Descriptors that come with it are closed by the kernel.
-fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Result<Option<&'a mut [u8]>, Error> {
-    loop {
+/// A packet and the descriptor that came with it.
+type Received<'a> = (&'a mut [u8], Option<OwnedFd>);
+
+/// The next packet; `None` once the client has left.
+fn receive<'a>(
+    socket: &OwnedFd,
+    buffer: &'a mut [u8],
+    control: &mut [u8],
+) -> Result<Option<Received<'a>>, Error> {
+    let failed = Error::io("receive from the client");
+    let (len, memory) = loop {
+        let mut parts = [IoSliceMut::new(buffer)];
+        let room = (!control.is_empty()).then_some(&mut *control);
         // MSG_TRUNC: the packet's own length, also when it did not fit.
-        return match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_TRUNC) {
-            Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
-            Ok(len) => match buffer.get_mut(..len) {
-                Some(packet) => Ok(Some(packet)),
-                None => Err(apir_protocol::socket::FrameError::TooLong(len).into()),
-            },
-            Err(Errno::EINTR) => continue,
-            Err(errno) => Err(Error::io("receive from the client")(errno)),
-        };
+        let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_CMSG_CLOEXEC;
+        match recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, room, flags) {
+            Ok(message) => {
+                let mut memory = None;
+                // A packet without a control message has none to look at.
+                for control in message.cmsgs().into_iter().flatten() {
+                    if let ControlMessageOwned::ScmRights(fds) = control {
+                        for fd in fds {
+                            // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+                            memory = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                        }
+                    }
+                }
+                break (message.bytes, memory);
+            }
+            Err(Errno::EINTR) => {}
+            Err(Errno::ECONNRESET) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        }
+    };
+    match buffer.get_mut(..len) {
+        Some([]) => Ok(None),
+        Some(packet) => Ok(Some((packet, memory))),
+        None => Err(apir_protocol::socket::FrameError::TooLong(len).into()),
     }
 }
 

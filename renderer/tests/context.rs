@@ -1,11 +1,11 @@
 //! Contexts driven directly, with a plugin that misbehaves on demand.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use apir_renderer::{Config, Context, Error, Fatal};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use virglrenderer::{Config, Context, Error, Fatal};
 
 fn fake_plugin() -> PathBuf {
     let exe = std::env::current_exe().unwrap();

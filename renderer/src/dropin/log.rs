@@ -1,0 +1,52 @@
+//! Where the drop-in's log lines go: to the VMM's log callback, else to standard error.
+#![forbid(unsafe_code)]
+
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// What takes a line in place of standard error.
+pub(crate) type Sink = Box<dyn Fn(Level, &str) + Send>;
+
+static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+
+/// Starts logging, once for the process; APIR_LOG chooses the lines.
+pub(crate) fn start() {
+    let filter = EnvFilter::try_from_env("APIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A second start finds the first one's subscriber.
+    let _ = tracing_subscriber::registry().with(filter).with(Lines).try_init();
+}
+
+/// Sends later lines to `sink`, or to standard error again.
+pub(crate) fn set_sink(sink: Option<Sink>) {
+    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+}
+
+struct Lines;
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut line = Line("apir: ".to_owned());
+        event.record(&mut line);
+        match &*SINK.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(sink) => sink(*event.metadata().level(), &line.0),
+            // A standard error that is gone must not end the VMM.
+            None => drop(writeln!(std::io::stderr(), "{}", line.0)),
+        }
+    }
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.0, "{value:?}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! A context's worker: the process beside the VMM, or a thread in it, and the socket to it.
+//!
+//! Nothing here waits for a worker but its own thread: a worker that is stuck must not stop the VMM.
+#![forbid(unsafe_code)]
+
+use crate::worker::{self, Blobs, Libraries};
+use apir_protocol::socket::{
+    ClientFrame, MAX_COMMAND, MAX_FRAME, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame,
+};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, recv, sendmsg,
+    setsockopt, shutdown, socketpair, sockopt,
+};
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Environment variable with the program that is run as `PROGRAM worker …` for each context, or `inprocess`.
+const WORKER_VARIABLE: &str = "APIR_WORKER";
+const PROGRAM: &str = "apir";
+/// The most workers at a time, as in virglrenderer's server.
+const MAX_WORKERS: usize = 256;
+/// How long a worker may take to end its plugin.
+const GRACE: Duration = Duration::from_secs(2);
+const REAP_STEP: Duration = Duration::from_millis(10);
+
+/// Why there is no worker, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerError {
+    /// No file to run.
+    #[error(
+        "no worker program: {PROGRAM} is neither beside {} nor in PATH; set {WORKER_VARIABLE} to its full path",
+        .library.display()
+    )]
+    NoProgram {
+        /// The drop-in's own file.
+        library: PathBuf,
+    },
+    /// The system would not run it.
+    #[error(
+        "cannot start the worker {}: {source}; where this process may not start others, {WORKER_VARIABLE}=inprocess \
+         runs the plugin inside it",
+        .program.display()
+    )]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system failed a call.
+    #[error("cannot {what} for a worker: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// As many workers as there may be.
+    #[error("{MAX_WORKERS} workers are running, which is the limit")]
+    TooMany,
+    /// A command that no frame carries.
+    #[error("command of {len} bytes: the limit is {MAX_COMMAND}")]
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The worker takes nothing more.
+    #[error("the worker has left its socket full: it is stuck, or the guest sends more than it can take")]
+    Full,
+    /// The worker has ended.
+    #[error("the worker has ended")]
+    Gone,
+}
+
+impl PeerError {
+    fn io<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Io { what, source: source.into() }
+    }
+}
+
+/// How workers are started.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    way: Way,
+    running: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Clone)]
+enum Way {
+    Process(PathBuf),
+    Missing(PathBuf),
+    InProcess(Libraries),
+}
+
+/// How a worker ended, for the log; nothing when it was told to.
+pub(crate) type Ended = Option<String>;
+
+impl Launcher {
+    /// The launcher that the environment asks for; `library` is the drop-in's own file.
+    pub(crate) fn from_environment(library: &Path) -> Self {
+        let way = match std::env::var_os(WORKER_VARIABLE).filter(|value| !value.is_empty()) {
+            Some(value) if value == "inprocess" => {
+                Way::InProcess(Libraries::default().or_environment(library.parent()))
+            }
+            Some(path) => Way::Process(path.into()),
+            None => {
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                let folders =
+                    library.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+                let mut programs = folders.map(|folder| folder.join(PROGRAM));
+                programs
+                    .find(|program| program.is_file())
+                    .map_or_else(|| Way::Missing(library.to_owned()), Way::Process)
+            }
+        };
+        Self { way, running: Arc::default() }
+    }
+
+    /// Starts a worker; `on_end` is told when it has ended, from another thread.
+    pub(crate) fn start(&self, on_end: impl FnOnce(Ended) + Send + 'static) -> Result<Peer, PeerError> {
+        // The plugin knows contexts by their ids, and the VMM's come again while an old worker still ends.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket::take(&self.running)?;
+        let way = match &self.way {
+            Way::Missing(library) => return Err(PeerError::NoProgram { library: library.clone() }),
+            way => way.clone(),
+        };
+        let (socket, far) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .map_err(PeerError::io("make a socket"))?;
+        // The system's default is a little less than the longest frame and its bookkeeping.
+        setsockopt(&socket, sockopt::SndBuf, &MAX_FRAME)
+            .map_err(PeerError::io("set a socket's send buffer"))?;
+        let socket = Arc::new(socket);
+        let leaving = Arc::<AtomicBool>::default();
+        let (started, answer) = channel();
+        let watch = Watch { socket: socket.clone(), leaving: leaving.clone() };
+        // The kernel kills a worker when the thread that started it ends: this one ends after it.
+        thread::Builder::new()
+            .name(format!("apir-worker-{number}"))
+            .spawn(move || {
+                super::block_signals();
+                let _ticket = ticket;
+                if let Some(ended) = watch.run(way, far, number, &started) {
+                    on_end(ended);
+                }
+            })
+            .map_err(PeerError::io("start a thread"))?;
+        answer.recv().unwrap_or(Err(PeerError::Gone))?;
+        let peer = Peer { socket, leaving };
+        peer.send(&[ClientFrame::hello().as_bytes()], None)?;
+        Ok(peer)
+    }
+}
+
+impl std::fmt::Display for Launcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.way {
+            Way::Process(program) => write!(f, "{}", program.display()),
+            Way::Missing(_) => write!(f, "none found"),
+            Way::InProcess(_) => write!(f, "inside this process"),
+        }
+    }
+}
+
+/// A place among the running workers.
+struct Ticket(Arc<AtomicUsize>);
+
+impl Ticket {
+    fn take(running: &Arc<AtomicUsize>) -> Result<Self, PeerError> {
+        let ticket = Self(running.clone());
+        if running.fetch_add(1, Ordering::Relaxed) < MAX_WORKERS {
+            Ok(ticket)
+        } else {
+            Err(PeerError::TooMany)
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A running worker, which ends when this is dropped: by itself, or killed after a grace time.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    socket: Arc<OwnedFd>,
+    leaving: Arc<AtomicBool>,
+}
+
+impl Peer {
+    /// Sends a command.
+    pub(crate) fn submit(&self, command: &[u8]) -> Result<(), PeerError> {
+        if command.len() > MAX_COMMAND {
+            return Err(PeerError::TooLong { len: command.len() });
+        }
+        self.send(&[&SUBMIT_PREFIX, command], None)
+    }
+
+    /// Hands a blob over.
+    pub(crate) fn attach(&self, res_id: u32, size: u64, memory: &File) -> Result<(), PeerError> {
+        self.send(&[ClientFrame::attach(res_id, size).as_bytes()], Some(memory))
+    }
+
+    /// Takes a blob away.
+    pub(crate) fn unref(&self, res_id: u32) -> Result<(), PeerError> {
+        self.send(&[ClientFrame::unref(res_id).as_bytes()], None)
+    }
+
+    fn send(&self, parts: &[&[u8]], memory: Option<&File>) -> Result<(), PeerError> {
+        let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let fds: Vec<_> = memory.iter().map(|file| file.as_raw_fd()).collect();
+        let control: &[_] = match fds.as_slice() {
+            [] => &[],
+            fds => &[ControlMessage::ScmRights(fds)],
+        };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        loop {
+            return match sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &parts, control, flags, None) {
+                Ok(_) => Ok(()),
+                Err(Errno::EINTR) => continue,
+                // The second one: too many descriptors on their way.
+                Err(Errno::EAGAIN | Errno::ETOOMANYREFS) => Err(PeerError::Full),
+                Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => Err(PeerError::Gone),
+                Err(errno) => Err(PeerError::io("send a frame")(errno)),
+            };
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.leaving.store(true, Ordering::Release);
+        // It wakes the worker and the thread that watches it.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+/// The life of a worker, on its own thread.
+struct Watch {
+    socket: Arc<OwnedFd>,
+    leaving: Arc<AtomicBool>,
+}
+
+impl Watch {
+    /// From start to end; nothing when it did not start.
+    fn run(
+        &self,
+        way: Way,
+        far: OwnedFd,
+        number: u32,
+        started: &Sender<Result<(), PeerError>>,
+    ) -> Option<Ended> {
+        match way {
+            Way::Process(program) => match spawn(&program, far, number) {
+                Ok(process) => {
+                    let _ = started.send(Ok(()));
+                    Some(self.attend(process))
+                }
+                Err(source) => {
+                    let _ = started.send(Err(PeerError::Start { program, source }));
+                    None
+                }
+            },
+            Way::InProcess(libraries) => {
+                let _ = started.send(Ok(()));
+                let result = worker::serve(&far, number, &libraries, Blobs::Client);
+                drop(far);
+                Some(match result {
+                    Err(error) => Some(error.to_string()),
+                    Ok(()) => (!self.told_to_leave()).then(|| "the worker's thread ended".to_owned()),
+                })
+            }
+            Way::Missing(_) => None,
+        }
+    }
+
+    /// Waits until the worker ends or is told to, and sees to it that it does.
+    fn attend(&self, mut process: Child) -> Ended {
+        // Asking for nothing: a hang-up and an error are always told, and shutting down is one of them.
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
+        let told = self.told_to_leave();
+        let id = process.id();
+        let how = match reap(&mut process) {
+            Ok(status) => format!("worker {id} ended with {status}"),
+            Err(error) => format!("worker {id} cannot be waited for: {error}"),
+        };
+        (!told).then(|| match self.other_version() {
+            Some(version) => {
+                format!("{how}: it speaks socket version {version}, this library {SOCKET_VERSION}")
+            }
+            None => how,
+        })
+    }
+
+    fn told_to_leave(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// The version in the worker's hello, when it is another: it has then closed the connection.
+    fn other_version(&self) -> Option<u32> {
+        let mut packet = [0; 16];
+        let len = recv(self.socket.as_raw_fd(), &mut packet, MsgFlags::MSG_DONTWAIT).ok()?;
+        match ServerFrame::parse(&packet[..len]) {
+            Ok(ServerFrame::Hello { version }) if version != SOCKET_VERSION => Some(version),
+            _ => None,
+        }
+    }
+}
+
+fn spawn(program: &Path, socket: OwnedFd, number: u32) -> io::Result<Child> {
+    // Libraries may print, and the VMM's standard output may be a guest's console.
+    let output = io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Stdio::from);
+    Command::new(program)
+        .args(["worker", "--fd", "0", "--attach"])
+        .args(["--context", &number.to_string()])
+        .args(["--server", &std::process::id().to_string()])
+        .stdin(Stdio::from(socket))
+        .stdout(output)
+        .spawn()
+}
+
+/// Waits for the worker, and kills it after the grace time.
+fn reap(process: &mut Child) -> io::Result<ExitStatus> {
+    let end = Instant::now() + GRACE;
+    while Instant::now() < end {
+        if let Some(status) = process.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(REAP_STEP);
+    }
+    process.kill()?;
+    process.wait()
+}
