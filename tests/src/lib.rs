@@ -12,5 +12,6 @@ pub mod peers;
 pub mod process;
 pub mod program;
 pub mod server;
+pub mod vm;
 
 pub use error::Error;

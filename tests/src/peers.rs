@@ -30,6 +30,11 @@ impl Dist {
         Self(folder.to_owned())
     }
 
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// The program `apir`.
     pub fn apir(&self) -> PathBuf {
         self.0.join("apir")
@@ -125,7 +130,7 @@ pub fn registration(library: &Path) -> Result<Option<&'static str>, Error> {
     Ok((!has("ggml_backend_init") && has(OWN)).then_some(OWN))
 }
 
-fn folder(name: &'static str, meaning: &'static str) -> Result<PathBuf, Error> {
+pub(crate) fn folder(name: &'static str, meaning: &'static str) -> Result<PathBuf, Error> {
     let path = std::env::var_os(name).map(PathBuf::from).ok_or(Error::Environment { name, meaning })?;
     match path.is_dir() {
         true => Ok(path),

@@ -76,6 +76,23 @@ impl Program {
         Self { name, command }
     }
 
+    /// Gives it another name in messages than that of its file.
+    #[must_use]
+    pub fn called(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
+        self
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What would be run.
+    pub fn command(&self) -> &Command {
+        &self.command
+    }
+
     /// Adds one argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -133,6 +150,12 @@ impl Program {
         let mut running = self.start()?;
         running.stdin = None;
         running.wait(limit)
+    }
+}
+
+impl From<Program> for Command {
+    fn from(program: Program) -> Self {
+        program.command
     }
 }
 
