@@ -1,6 +1,7 @@
 //! Debian packages: what is missing is installed when that is possible, and named when it is not.
 
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use crate::cache::Cache;
 use crate::error::Error;
@@ -34,8 +35,12 @@ pub const NPM: &[Need] = &[Need::Program("npm", "npm"), Need::Program("tar", "ta
 /// What the tests compile on their own.
 pub const C_COMPILER: &[Need] = &[Need::Program("gcc", "gcc"), Need::Program("g++", "g++")];
 
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Installs what is missing of `needs`.
 pub fn ensure(cache: &Cache, ui: &Ui, needs: &[Need]) -> Result<(), Error> {
+    // Only one of the threads that prepare peers may run apt.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let missing: Vec<Need> = needs.iter().copied().filter(|need| !need.is_met()).collect();
     if missing.is_empty() {
         return Ok(());

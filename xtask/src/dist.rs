@@ -13,6 +13,7 @@ const ARTEFACTS: &[(&str, &str)] = &[
     ("apir", "apir"),
     ("libggml_virtgpu.so", "libggml-virtgpu.so"),
     ("libggml_virtgpu_backend.so", "libggml-virtgpu-backend.so"),
+    ("libvirglrenderer.so", "libvirglrenderer.so.1"),
 ];
 
 /// The workspace that is worked on.
@@ -57,7 +58,18 @@ impl Workspace {
         let bar = ui.bar("build apir and its libraries", Unit::Items, 0);
         let mut built = 0;
         self.cargo("dist")
-            .args(["build", "--release", "-p", "apir", "-p", "apir-guest", "-p", "apir-host"])
+            .args([
+                "build",
+                "--release",
+                "-p",
+                "apir",
+                "-p",
+                "apir-guest",
+                "-p",
+                "apir-host",
+                "-p",
+                "apir-renderer",
+            ])
             .run_lines(|line| {
                 if line.trim_start().starts_with("Compiling") {
                     built += 1;

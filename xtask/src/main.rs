@@ -5,6 +5,7 @@ mod apt;
 mod bench;
 mod cache;
 mod codegen;
+mod debian;
 mod demo;
 mod dist;
 mod error;
@@ -16,6 +17,7 @@ mod suite;
 mod test;
 mod tools;
 mod ui;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,6 +52,8 @@ enum Command {
     },
     /// Measure the pair
     Bench(bench::Options),
+    /// Run a command in a virtual machine: stock QEMU, Debian's kernel, our renderer and plugin
+    Vm(vm::Options),
     /// Build apir and its two libraries and give them their real names
     Dist,
 }
@@ -57,8 +61,7 @@ enum Command {
 fn main() -> ExitCode {
     let ui = Ui::new();
     match run(&Arguments::parse().command, &ui) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             ui.line(&format!("error: {error}"));
             ExitCode::FAILURE
@@ -66,10 +69,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command; `false` when it ran, but what it checked does not hold.
-fn run(command: &Command, ui: &Ui) -> Result<bool, Error> {
+/// Runs a command; gives back its exit status, 1 when it ran, but what it checked does not hold.
+fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
     let workspace = Workspace::find()?;
-    match command {
+    let holds = match command {
+        Command::Vm(options) => return vm::run(&workspace, ui, options),
         Command::Demo(options) => demo::run(&workspace, ui, options),
         Command::Test => test::run(&workspace, ui),
         Command::Codegen { check } => codegen::run(&workspace, ui, *check),
@@ -79,5 +83,6 @@ fn run(command: &Command, ui: &Ui) -> Result<bool, Error> {
             ui.result(&folder.display().to_string());
             Ok(true)
         }
-    }
+    }?;
+    Ok(u8::from(!holds))
 }

@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use apir_tests::program::Program;
+
 use crate::error::{Error, IoContext};
 
 /// How many last lines of a failed program are shown.
@@ -40,6 +42,19 @@ impl Tool {
             program: program.as_ref().to_owned(),
             args: Vec::new(),
             env: Vec::new(),
+            dir: None,
+            log: log.to_owned(),
+        }
+    }
+
+    /// A program of the harness.
+    pub fn from_program(program: Program, log: &Path) -> Self {
+        let command = Command::from(program);
+        let set = |(key, value): (&OsStr, Option<&OsStr>)| Some((key.to_owned(), value?.to_owned()));
+        Self {
+            program: command.get_program().to_owned(),
+            args: command.get_args().map(OsStr::to_owned).collect(),
+            env: command.get_envs().filter_map(set).collect(),
             dir: None,
             log: log.to_owned(),
         }
