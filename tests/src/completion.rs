@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::error::{Error, IoContext, unexpected};
 use crate::peers::LlamaDir;
 use crate::program::{Output, Program};
-use crate::server::Server;
+use crate::remote::Remote;
 
 /// The prompt of the demo.
 pub const PROMPT: &str = "The capital of France is";
@@ -83,19 +83,25 @@ impl Request {
     }
 
     /// The command line for the pair.
-    pub fn remote_command(&self, server: &Server) -> Program {
-        self.command().args(["-ngl", "99"]).envs(server.guest_env())
+    pub fn remote_command(&self, remote: &impl Remote) -> Program {
+        self.command().args(["-ngl", "99"]).envs(remote.guest_env())
     }
 
     /// Runs on the remote device; with the counters of the guest's library.
-    pub fn run_remote(&self, server: &Server) -> Result<(Completion, Stats), Error> {
+    pub fn run_remote(&self, remote: &impl Remote) -> Result<(Completion, Stats), Error> {
         run_until_told(|| {
-            let file = tempfile::NamedTempFile::new().at("create a file in", &std::env::temp_dir())?;
+            let folder = remote.folder();
+            let file = tempfile::NamedTempFile::new_in(folder).at("create a file in", folder)?;
             let env = vec![(OsString::from("APIR_STATS"), file.path().as_os_str().to_owned())];
-            let output = self.remote_command(server).envs(env).run(LIMIT)?.success()?;
+            let output = remote.run(self.remote_command(remote).envs(env), LIMIT)?.success()?;
             let stats = fs::read_to_string(file.path()).at("read", file.path())?;
             Ok((parse_completion(&output)?, parse_stats(&stats)?))
         })
+    }
+
+    /// Runs on the remote device of a guest library that does not count.
+    pub fn run_remote_uncounted(&self, remote: &impl Remote) -> Result<Completion, Error> {
+        run_until_told(|| parse_completion(&remote.run(self.remote_command(remote), LIMIT)?.success()?))
     }
 
     /// Runs on the local CPU as the remote side computes: without repacked weights, which change the order of sums.

@@ -11,7 +11,9 @@ pub mod http;
 pub mod peers;
 pub mod process;
 pub mod program;
+pub mod remote;
 pub mod server;
 pub mod vm;
 
 pub use error::Error;
+pub use remote::Remote;

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use crate::error::{Error, IoContext};
 use crate::peers::Dist;
 use crate::process;
-use crate::program::{Program, Running};
+use crate::program::{Output, Program, Running};
+use crate::remote::Remote;
 
 /// How long the server may take to listen.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -36,7 +37,7 @@ pub struct Server {
     running: Option<Running>,
     guest: PathBuf,
     socket: PathBuf,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Serve {
@@ -100,11 +101,23 @@ impl Serve {
         let ready =
             running.stderr().wait_for(READY_LIMIT, |text| text.contains("listening on").then_some(()));
         match ready {
-            Some(()) => {
-                Ok(Server { running: Some(running), guest: self.guest.clone(), socket, _folder: folder })
-            }
+            Some(()) => Ok(Server { running: Some(running), guest: self.guest.clone(), socket, folder }),
             None => Err(running.failure("listen", READY_LIMIT)),
         }
+    }
+}
+
+impl Remote for Server {
+    fn guest_env(&self) -> Vec<(OsString, OsString)> {
+        Server::guest_env(self)
+    }
+
+    fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn run(&self, program: Program, limit: Duration) -> Result<Output, Error> {
+        program.run(limit)
     }
 }
 
@@ -157,7 +170,7 @@ impl Server {
     }
 
     /// Asks it to stop and waits for its end.
-    pub fn stop(mut self) -> Result<crate::program::Output, Error> {
+    pub fn stop(mut self) -> Result<Output, Error> {
         match self.running.take() {
             Some(running) => {
                 process::signal(running.pid(), Signal::SIGTERM)?;

@@ -1,10 +1,14 @@
 //! `cargo xtask demo`: real inference on one machine, and proof that it is the remote device that computes.
+//!
+//! The program runs beside the server, or with `--vm` in a virtual machine whose graphics device leads to our renderer.
 
 use std::path::PathBuf;
 
 use apir_tests::completion::{Completion, Request, Stats};
 use apir_tests::peers::{Dist, LlamaDir, registration};
+use apir_tests::remote::Remote;
 use apir_tests::server::Serve;
+use apir_tests::vm::{Boot, Renderer, VmDir};
 use serde::Serialize;
 
 use crate::cache::Cache;
@@ -13,19 +17,29 @@ use crate::error::Error;
 use crate::models;
 use crate::peers::{Llama, Stage};
 use crate::ui::Ui;
+use crate::vm;
 
 /// Tokens of the short run; the long run minus it is what a token costs in the steady state.
 const SHORT: u32 = 8;
 
+/// Tokens of the long run.
+const TOKENS: u32 = 32;
+
+/// Tokens of the long run in a machine that may be emulated.
+const VM_TOKENS: u32 = 16;
+
 /// Options of the demo.
 #[derive(clap::Args)]
 pub struct Options {
+    /// Run llama.cpp in a virtual machine: stock QEMU and Debian's kernel, with our renderer behind its graphics device
+    #[arg(long)]
+    vm: bool,
     /// Print the result as one line of JSON at the end
     #[arg(long)]
     json: bool,
-    /// How many tokens to generate
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(i64::from(SHORT) + 1..))]
-    tokens: u32,
+    /// How many tokens to generate [default: 32, in a virtual machine 16]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(SHORT) + 1..))]
+    tokens: Option<u32>,
     /// The host plugin to use instead of ours
     #[arg(long)]
     plugin: Option<PathBuf>,
@@ -55,9 +69,9 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
     if let Some(path) = [&options.plugin, &options.model].into_iter().flatten().find(|path| !path.is_file()) {
         return Err(Error::Missing { path: path.clone(), hint: "name a file that is there".to_owned() });
     }
-    let (llama, model) = peers(ui, options)?;
+    let peers = peers(ui, options)?;
     let dist = Dist::at(&workspace.build_dist(ui)?);
-    let report = compare(ui, &llama, &dist, model, options)?;
+    let report = compare(ui, &peers, &dist, options)?;
     print(ui, &report);
     if options.json {
         ui.result(&serde_json::to_string(&report).map_err(|error| Error::Check(error.to_string()))?);
@@ -65,7 +79,14 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
     Ok(report.identical)
 }
 
-fn peers(ui: &Ui, options: &Options) -> Result<(LlamaDir, PathBuf), Error> {
+/// What the demo needs of others.
+struct Peers {
+    llama: LlamaDir,
+    model: PathBuf,
+    vm: Option<VmDir>,
+}
+
+fn peers(ui: &Ui, options: &Options) -> Result<Peers, Error> {
     let cache = Cache::open()?;
     let _lock = cache.lock(ui)?;
     let llama = Llama::find(&cache)?;
@@ -75,38 +96,63 @@ fn peers(ui: &Ui, options: &Options) -> Result<(LlamaDir, PathBuf), Error> {
     };
     llama.build(&cache, ui, Stage::Libraries)?;
     llama.build(&cache, ui, Stage::Programs)?;
-    Ok((LlamaDir::at(&llama.bin), model))
+    let vm = if options.vm { Some(vm::ensure(&cache, ui)?) } else { None };
+    Ok(Peers { llama: LlamaDir::at(&llama.bin), model, vm })
 }
 
-fn compare(
-    ui: &Ui,
-    llama: &LlamaDir,
-    dist: &Dist,
-    model: PathBuf,
-    options: &Options,
-) -> Result<Report, Error> {
-    let request = Request::new(llama, &model, options.tokens);
-    ui.line(&format!("generating {} tokens on the local CPU", options.tokens));
+fn compare(ui: &Ui, peers: &Peers, dist: &Dist, options: &Options) -> Result<Report, Error> {
+    let tokens = options.tokens.unwrap_or(if options.vm { VM_TOKENS } else { TOKENS });
+    let request = Request::new(&peers.llama, &peers.model, tokens);
+    let short = Request::new(&peers.llama, &peers.model, SHORT);
+    ui.line(&format!("generating {tokens} tokens on the local CPU"));
     let reference = request.run_local()?;
     // The library that llama.cpp itself chose, so that both sides compute with the same code.
-    let library = reference.cpu_library.clone().unwrap_or_else(|| llama.cpu_library());
+    let library = reference.cpu_library.clone().unwrap_or_else(|| peers.llama.cpu_library());
     if !library.is_file() {
         let hint = "this llama.cpp must be built with shared libraries (BUILD_SHARED_LIBS=ON)".to_owned();
         return Err(Error::Missing { path: library, hint });
     }
-    let mut serve = Serve::new(dist, &library);
-    if let Some(symbol) = registration(&library)? {
-        serve = serve.registration(symbol);
+    match &peers.vm {
+        Some(dir) => {
+            let mut renderer = Renderer::new(dist, &library);
+            if let Some(plugin) = &options.plugin {
+                renderer = renderer.plugin(plugin);
+            }
+            if let Some(symbol) = registration(&library)? {
+                renderer = renderer.registration(symbol);
+            }
+            let accelerator = dir.accelerator()?;
+            ui.line(&format!("booting a virtual machine, run by {}", accelerator.name()));
+            let guest = Boot::new(dir, accelerator).renderer(renderer).start()?;
+            let report = generate(ui, &request, &short, &reference, &guest.loading(&dist.guest()))?;
+            guest.stop()?;
+            Ok(report)
+        }
+        None => {
+            let mut serve = Serve::new(dist, &library);
+            if let Some(plugin) = &options.plugin {
+                serve = serve.plugin(plugin);
+            }
+            if let Some(symbol) = registration(&library)? {
+                serve = serve.registration(symbol);
+            }
+            generate(ui, &request, &short, &reference, &serve.start()?)
+        }
     }
-    if let Some(plugin) = &options.plugin {
-        serve = serve.plugin(plugin);
-    }
-    let server = serve.start()?;
-    ui.line(&format!("generating {} tokens on the remote device", options.tokens));
-    let (remote, stats) = request.run_remote(&server)?;
-    remote.check_all_remote()?;
-    let (short, short_stats) = Request::new(llama, &model, SHORT).run_remote(&server)?;
-    report(&reference, (&remote, &stats), (&short, &short_stats))
+}
+
+fn generate(
+    ui: &Ui,
+    request: &Request,
+    short: &Request,
+    reference: &Completion,
+    remote: &impl Remote,
+) -> Result<Report, Error> {
+    ui.line(&format!("generating {} tokens on the remote device", request.tokens));
+    let (completion, stats) = request.run_remote(remote)?;
+    completion.check_all_remote()?;
+    let (short, short_stats) = short.run_remote(remote)?;
+    report(reference, (&completion, &stats), (&short, &short_stats))
 }
 
 fn report(

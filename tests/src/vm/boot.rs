@@ -67,6 +67,12 @@ impl Renderer {
         self.file("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", library)
     }
 
+    /// Uses another registration symbol than the plugin's default.
+    #[must_use]
+    pub fn registration(self, symbol: &str) -> Self {
+        self.env("APIR_LLAMA_CPP_GGML_LIBRARY_REG", symbol)
+    }
+
     /// Starts workers by another program, which finds `folder` under its path.
     #[must_use]
     pub fn worker(mut self, program: &Path, folder: &Path) -> Self {

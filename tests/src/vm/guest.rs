@@ -4,7 +4,7 @@
 //! number over the console, and leaves output and exit status in the folder.
 #![forbid(unsafe_code)]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,6 +20,7 @@ use super::root::Root;
 use crate::error::{Error, IoContext};
 use crate::process;
 use crate::program::{Output, Program, Running};
+use crate::remote::Remote;
 
 /// What the guest's init prints when it waits for jobs.
 pub(super) const READY: &str = "apir: ready";
@@ -45,6 +46,13 @@ struct State {
     started: u32,
 }
 
+/// A machine whose programs load a guest library.
+#[derive(Debug, Clone, Copy)]
+pub struct Loaded<'a> {
+    guest: &'a Guest,
+    library: &'a Path,
+}
+
 /// A program in the guest.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -67,6 +75,11 @@ impl Guest {
     /// A folder that host and guest see under the same path.
     pub fn folder(&self) -> &Path {
         self.jobs.path()
+    }
+
+    /// This machine, for programs that load `library` as a backend.
+    pub fn loading<'a>(&'a self, library: &'a Path) -> Loaded<'a> {
+        Loaded { guest: self, library }
     }
 
     /// Starts a program in the guest. Its environment is that of the program given, and nothing of the host's.
@@ -121,6 +134,20 @@ impl Guest {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Remote for Loaded<'_> {
+    fn guest_env(&self) -> Vec<(OsString, OsString)> {
+        vec![("GGML_BACKEND_PATH".into(), self.library.into())]
+    }
+
+    fn folder(&self) -> &Path {
+        self.guest.folder()
+    }
+
+    fn run(&self, program: Program, limit: Duration) -> Result<Output, Error> {
+        self.guest.run(&program, limit)
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub use boot::{Boot, Renderer};
-pub use guest::{Guest, Job};
+pub use guest::{Guest, Job, Loaded};
 pub use root::Root;
 
 use crate::error::{Error, IoContext};
