@@ -48,7 +48,7 @@ fn normalisation() -> Result<(), Error> {
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn copies_between_types() -> Result<(), Error> {
-    passes("CPY", "type_src=(f32|f16|q8_0),type_dst=(f32|f16|q4_0)")
+    passes("CPY", ".")
 }
 
 #[test]
@@ -60,13 +60,13 @@ fn sums() -> Result<(), Error> {
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn matrix_products() -> Result<(), Error> {
-    passes("MUL_MAT", r"type_a=(f32|f16|q4_0|q8_0|q4_K),.*m=16,n=[1-9],k=256,bs=\[[13],[12]\]")
+    passes("MUL_MAT", "type_a=[fbq].*,m=16,n=[1-9],k=256")
 }
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn positions() -> Result<(), Error> {
-    passes("ROPE", r"ne_a=\[128,32,2,1\]")
+    passes("ROPE", r"ne_a=\[(64|80|128),")
 }
 
 #[test]
