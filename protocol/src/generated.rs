@@ -119,7 +119,7 @@ impl LoadLibraryCode {
 pub enum ForwardCode {
     /// Never sent: success is 4, the base plus 0.
     Success = 0,
-    /// No plugin is initialized, or its reply did not fit.
+    /// No plugin is initialized, its reply did not fit, or the worker that ran it has ended.
     NoDispatch = 1,
     /// The guest's own: no answer in time.
     Timeout = 2,
@@ -148,7 +148,9 @@ impl ForwardCode {
     pub const fn description(self) -> &'static str {
         match self {
             Self::Success => "Never sent: success is 4, the base plus 0",
-            Self::NoDispatch => "No plugin is initialized, or its reply did not fit",
+            Self::NoDispatch => {
+                "No plugin is initialized, its reply did not fit, or the worker that ran it has ended"
+            }
             Self::Timeout => "The guest's own: no answer in time",
             Self::SyncStreams => "The streams could not be synchronized",
         }
