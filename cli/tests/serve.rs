@@ -209,6 +209,8 @@ fn every_broken_frame_ends_its_own_connection_only() {
     for command in [&[0; 8][..], &[0; 13], &[9; 12]] {
         packets.push([&SUBMIT_PREFIX, command].concat());
     }
+    // Blobs are the server's to make.
+    packets.push(ClientFrame::attach(7, 4096).as_bytes().to_vec());
     // A second hello.
     packets.push(ClientFrame::hello().as_bytes().to_vec());
     for packet in &packets {

@@ -235,22 +235,24 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The library that the environment names, else the one in a standard place; none with `none` or where there is none.
+    /// The library that the environment names, else one in a standard place that loads; none with `none`.
+    ///
+    /// # Errors
+    /// Only about a library that was named.
     pub(crate) fn find(own: &Path) -> Result<Option<Self>, ChainError> {
         match std::env::var_os(CHAIN_VARIABLE).filter(|value| !value.is_empty()) {
             Some(value) if value == "none" => Ok(None),
             Some(path) => Self::open(Path::new(&path), own, true).map(Some),
-            None => {
-                let mut last = Ok(None);
-                for path in FOLDERS.iter().map(|folder| Path::new(folder).join(FILE_NAME)) {
-                    match Self::open(&path, own, false) {
-                        Ok(chain) => return Ok(Some(chain)),
-                        Err(ChainError::Missing { .. } | ChainError::Own { .. }) => {}
-                        Err(error) => last = Err(error),
+            None => Ok(FOLDERS.iter().find_map(|folder| {
+                match Self::open(&Path::new(folder).join(FILE_NAME), own, false) {
+                    Ok(chain) => Some(chain),
+                    Err(ChainError::Missing { .. } | ChainError::Own { .. }) => None,
+                    Err(error) => {
+                        tracing::warn!("{error}");
+                        None
                     }
                 }
-                last
-            }
+            })),
         }
     }
 

@@ -4,8 +4,8 @@
 //! Pointers are what virglrenderer's header says: valid for the call, or null. Some calls return a positive errno and some a
 //! negative one, as virglrenderer's do; VMMs test for zero.
 use crate::chain::{
-    Callbacks, Chain, CreateArgs, CreateBlobArgs, FD_TYPE_SHM, FreeCallback, ImportBlobArgs, LogCallback,
-    ResourceInfo, own_file,
+    Callbacks, Chain, ChainError, CreateArgs, CreateBlobArgs, FD_TYPE_SHM, FreeCallback, ImportBlobArgs,
+    LogCallback, ResourceInfo, own_file,
 };
 use crate::dropin::fences::{Fence, Retire};
 use crate::dropin::{Answer, BlobRequest, CAPSET, Device, Image, Iov, Refusal, log};
@@ -15,6 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use tracing::Level;
 
@@ -26,7 +27,8 @@ const MAP_CACHE_CACHED: u32 = 1;
 const CAPSET_MASK: u32 = 0xff;
 
 static DEVICE: RwLock<Option<Arc<Device>>> = RwLock::new(None);
-static CHAIN: OnceLock<Option<Chain>> = OnceLock::new();
+/// The real library; an error when one was named that cannot be used.
+static CHAIN: OnceLock<Result<Option<Chain>, ChainError>> = OnceLock::new();
 /// The VMM's log callback, for a real library that is loaded later.
 static LOG: Mutex<Option<Log>> = Mutex::new(None);
 
@@ -135,23 +137,24 @@ impl Log {
 }
 
 /// The real library, looked for once in a process.
-fn chain(own: &std::path::Path) -> Option<&'static Chain> {
-    CHAIN
-        .get_or_init(|| {
-            let chain = Chain::find(own).unwrap_or_else(|error| {
-                tracing::warn!("{error}");
-                None
-            });
-            if let Some(chain) = &chain
-                && let Some(log) = *LOG.lock().unwrap_or_else(PoisonError::into_inner)
-                && let Some(set) = chain.call.set_log_callback
-            {
-                // SAFETY: the VMM's own arguments; freeing the data stays with us.
-                unsafe { set(Some(log.callback), log.data, None) }
-            }
-            chain
-        })
-        .as_ref()
+fn chain(own: &Path) -> Result<Option<&'static Chain>, &'static ChainError> {
+    let chain = CHAIN.get_or_init(|| {
+        let chain = Chain::find(own)?;
+        if let Some(chain) = &chain
+            && let Some(log) = *LOG.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some(set) = chain.call.set_log_callback
+        {
+            // SAFETY: the VMM's own arguments; freeing the data stays with us.
+            unsafe { set(Some(log.callback), log.data, None) }
+        }
+        Ok(chain)
+    });
+    chain.as_ref().map(Option::as_ref)
+}
+
+/// The real library, when it has been looked for and found.
+fn known_chain() -> Option<&'static Chain> {
+    CHAIN.get()?.as_ref().ok()?.as_ref()
 }
 
 #[unsafe(no_mangle)]
@@ -180,7 +183,13 @@ unsafe extern "C" fn virgl_renderer_init(
                 .flatten(),
         };
         let own = own_file();
-        let mut chain = chain(&own);
+        let mut chain = match chain(&own) {
+            Ok(chain) => chain,
+            Err(error) => {
+                tracing::error!("{error}");
+                return -1;
+            }
+        };
         if let Some((real, init)) = chain.and_then(|chain| Some((chain, chain.call.init?))) {
             // SAFETY: the VMM's own arguments.
             let code = unsafe { init(cookie, flags, callbacks) };
@@ -284,7 +293,7 @@ unsafe extern "C" fn virgl_set_log_callback(
     guard((), || {
         let new = callback.map(|callback| Log { callback, data, free });
         log::set_sink(new.map(|log| -> log::Sink { Box::new(move |level, line| log.line(level, line)) }));
-        if let Some(set) = CHAIN.get().and_then(|chain| chain.as_ref()?.call.set_log_callback) {
+        if let Some(set) = known_chain().and_then(|chain| chain.call.set_log_callback) {
             // SAFETY: the VMM's own arguments; freeing the data stays with us.
             unsafe { set(callback, data, None) }
         }
@@ -298,7 +307,7 @@ unsafe extern "C" fn virgl_set_log_callback(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn virgl_set_debug_callback(callback: *mut c_void) -> *mut c_void {
-    let chain = CHAIN.get().and_then(|chain| chain.as_ref()?.call.set_debug_callback);
+    let chain = known_chain().and_then(|chain| chain.call.set_debug_callback);
     guard(std::ptr::null_mut(), || {
         // SAFETY: the VMM's own argument.
         chain.map_or(std::ptr::null_mut(), |set| unsafe { set(callback) })
@@ -311,7 +320,8 @@ fn capset(capset: u32) -> (Option<&'static Chain>, u32, u32) {
         Some(device) => device.chain(),
         None => {
             log::start();
-            chain(&own_file())
+            // An error is told by init.
+            chain(&own_file()).unwrap_or_default()
         }
     };
     if capset != CAPSET_APIR

@@ -1,6 +1,8 @@
 //! A server to test against, and a guest that speaks to it.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod vmm;
+
 use apir_protocol::header::CommandHeader;
 use ggml_virtgpu::link::{Blob, Link, LinkError, SocketLink, wait};
 use nix::sys::signal::{Signal, kill};
