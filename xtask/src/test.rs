@@ -112,8 +112,7 @@ fn with_peers(workspace: &Workspace, peers: &Peers, suite: &mut Suite<'_>, test:
     };
     // One at a time: they measure memory and time, and each has several processes of its own. What is only timed, for
     // a person to read, is named so.
-    let tool =
-        peers.env(workspace, tool).args(["--", "--ignored", "--test-threads=1", "--skip", "_is_timed"]);
+    let tool = peers.env(workspace, tool).args(["--", "--ignored", "--test-threads=1"]);
     suite.cargo_test(test, tool);
 }
 

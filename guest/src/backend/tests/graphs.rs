@@ -171,37 +171,3 @@ fn an_empty_tensor_in_ggmls_buffer_of_no_bytes_travels_without_a_place() {
     let record = GraphReader::parse(&script.graph).unwrap().tensors().next().unwrap();
     assert_eq!((record.buffer, record.data), (BufferHandle(0), 0));
 }
-
-/// Prints how long the decode graph of a small model takes: 937 nodes, 1,278 tensors.
-#[test]
-#[ignore = "a measurement: run it alone and in release"]
-fn writing_a_decode_graph_is_timed() {
-    let (device, _) = device(|_| {});
-    let buffer = Held::new(device, 1 << 20).unwrap();
-    let mut tensors = vec![abi::Tensor { op: ADD, ..tensor(F32, [576, 1, 1, 1]) }; 1278];
-    let first = tensors.as_mut_ptr();
-    let (leafs, nodes) = tensors.split_at_mut(341);
-    for tensor in leafs.iter_mut().chain(nodes.iter_mut()) {
-        buffer.place(tensor, 64);
-    }
-    for (index, node) in nodes.iter_mut().enumerate() {
-        node.src[0] = first.wrapping_add(340 + index);
-        node.src[1] = first.wrapping_add(index % 341);
-    }
-    let mut nodes: Vec<_> = (0..937).map(|index| first.wrapping_add(341 + index)).collect();
-    let graph = graph_of(&mut nodes, 0);
-    // SAFETY: graph and tensors are valid and unchanged for the rest of the test.
-    let graph = unsafe { apir_ggml::GraphRef::from_ptr(&raw const graph, &device.layout) }.unwrap();
-    let mut writer = crate::graph::GraphWriter::default();
-    let mut times = Vec::new();
-    for _ in 0..20000 {
-        let start = Instant::now();
-        assert_eq!(
-            writer.write(graph, |tensor| device.locate(tensor)).unwrap().len(),
-            8 + 8 * 937 + 304 * 1278
-        );
-        times.push(start.elapsed());
-    }
-    times.sort();
-    println!("median {:?}, least {:?}", times[10000], times[0]);
-}
