@@ -3,7 +3,6 @@ use crate::backend::log::captured;
 use apir_protocol::graph::{GraphReader, encode_graph};
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::tensor::TensorRecord;
-use std::time::Instant;
 
 fn id(tensor: *const abi::Tensor) -> u64 {
     tensor.addr() as u64
