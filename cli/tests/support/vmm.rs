@@ -10,29 +10,34 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Set in the process that a test runs its VMM in.
+/// Set in the process that a test runs its VMM in: the drop-in's path.
 const CHILD: &str = "APIR_TEST_VMM";
 
 pub const EINVAL: c_int = nix::libc::EINVAL;
 pub const HOST3D: u32 = 2;
 
-/// The folder of the test programs, and of the drop-in.
-fn deps() -> PathBuf {
-    std::env::current_exe().unwrap().parent().unwrap().to_owned()
-}
-
 pub fn dropin() -> PathBuf {
-    deps().join("libvirglrenderer.so")
+    std::env::current_exe().unwrap().parent().unwrap().join("libvirglrenderer.so")
 }
 
 /// Runs `body` as a VMM in a process of its own, with these environment variables; returns what that process wrote to its
 /// standard error. In that process it does not return.
 pub fn vmm(test: &str, variables: &[(&str, &Path)], body: impl FnOnce(&Vmm)) -> String {
-    if std::env::var_os(CHILD).is_some() {
-        body(&Vmm::load());
+    vmm_by(Command::new(std::env::current_exe().unwrap()), test, variables, body)
+}
+
+/// The same by a command that runs this program.
+pub fn vmm_by(
+    mut command: Command,
+    test: &str,
+    variables: &[(&str, &Path)],
+    body: impl FnOnce(&Vmm),
+) -> String {
+    if let Some(dropin) = std::env::var_os(CHILD) {
+        body(&Vmm::load(dropin.as_ref()));
         std::process::exit(0);
     }
-    let output = Command::new(std::env::current_exe().unwrap())
+    let output = command
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env_remove("APIR_LOG")
         .env_remove("APIR_LLAMA_CPP_GGML_LIBRARY_REG")
@@ -42,7 +47,7 @@ pub fn vmm(test: &str, variables: &[(&str, &Path)], body: impl FnOnce(&Vmm)) -> 
         .env("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", "/nonexistent/ggml.so")
         .env("NO_COLOR", "1")
         .envs(variables.iter().copied())
-        .env(CHILD, "1")
+        .env(CHILD, dropin())
         .output()
         .unwrap();
     let lines = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -125,9 +130,9 @@ macro_rules! call {
 }
 
 impl Vmm {
-    fn load() -> Self {
+    fn load(dropin: &Path) -> Self {
         // SAFETY: our own library.
-        let library = unsafe { Library::open(Some(dropin()), RTLD_NOW | RTLD_LOCAL) }.unwrap();
+        let library = unsafe { Library::open(Some(dropin), RTLD_NOW | RTLD_LOCAL) }.unwrap();
         Self { library }
     }
 
