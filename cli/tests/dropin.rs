@@ -656,16 +656,16 @@ fn blobs_that_are_no_shared_memory_stay_with_the_real_library() {
     let fake = Fake::new();
     let test = "blobs_that_are_no_shared_memory_stay_with_the_real_library";
     let lines = fake.run(test, &[("FAKE_VIRGL_KIND", Path::new("1"))], |vmm| {
+        vmm.log_to_lines(true);
+        let logged = |part: &str| LINES.lock().unwrap().iter().any(|(_, line)| line.contains(part));
         assert_eq!(vmm.init(0), 0);
         let guest = Guest::new(vmm, 1, 4);
-        // Its reply blob cannot be shared, so the worker cannot answer and says so by ending.
+        // Its reply blob cannot be shared, so the worker cannot answer and ends.
         assert_eq!(guest.submit(0, 0, &[0, 2]), 0);
+        assert!(logged("resource 100 cannot be shared with a worker: its memory is of kind 1"));
         eventually("the context is lost", || guest.submit(0, 0, &[0, 2]) == EINVAL);
+        eventually("the worker has ended", || logged("context 1 lost: worker "));
     });
-    assert!(
-        lines.contains("resource 100 cannot be shared with a worker: its memory is of kind 1"),
-        "{lines}"
-    );
     assert!(lines.contains("reply blob 100 does not exist"), "{lines}");
 }
 

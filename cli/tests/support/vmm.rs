@@ -543,10 +543,15 @@ impl<'a> Guest<'a> {
 
 /// The processes that this one has started and that are not gone.
 pub fn children() -> Vec<Pid> {
-    let mut found = Vec::new();
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        let children = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();
-        found.extend(children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap())));
-    }
-    found
+    // The kernel's own lists of children may leave some out while others end.
+    let pids = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let parent = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let mut found: Vec<i32> = pids.filter(|pid| parent(pid) == Some(std::process::id())).collect();
+    found.sort();
+    found.into_iter().map(Pid::from_raw).collect()
 }

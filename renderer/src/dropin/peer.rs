@@ -158,7 +158,7 @@ impl Launcher {
             })
             .map_err(PeerError::io("start a thread"))?;
         answer.recv().unwrap_or(Err(PeerError::Gone))?;
-        let peer = Peer { socket, leaving };
+        let peer = Peer { socket, leaving, gone: AtomicBool::new(false) };
         peer.send(&[ClientFrame::hello().as_bytes()], None)?;
         Ok(peer)
     }
@@ -199,6 +199,8 @@ impl Drop for Ticket {
 pub(crate) struct Peer {
     socket: Arc<OwnedFd>,
     leaving: Arc<AtomicBool>,
+    // It ended by itself, which its thread then tells.
+    gone: AtomicBool,
 }
 
 impl Peer {
@@ -234,7 +236,10 @@ impl Peer {
                 Err(Errno::EINTR) => continue,
                 // The second one: too many descriptors on their way.
                 Err(Errno::EAGAIN | Errno::ETOOMANYREFS) => Err(PeerError::Full),
-                Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => Err(PeerError::Gone),
+                Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => {
+                    self.gone.store(true, Ordering::Relaxed);
+                    Err(PeerError::Gone)
+                }
                 Err(errno) => Err(PeerError::io("send a frame")(errno)),
             };
         }
@@ -243,7 +248,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.leaving.store(true, Ordering::Release);
+        self.leaving.store(!self.gone.load(Ordering::Relaxed), Ordering::Release);
         // It wakes the worker and the thread that watches it.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
