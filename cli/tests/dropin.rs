@@ -294,6 +294,19 @@ fn blobs_leave_the_vmm_some_descriptors() {
 }
 
 #[test]
+fn a_guest_gets_so_many_workers_and_no_more() {
+    let variables = [("APIR_WORKER", Path::new("inprocess"))];
+    let lines = vmm("a_guest_gets_so_many_workers_and_no_more", &variables, |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        assert!((1..=256).all(|ctx| vmm.create_context(ctx, 10) == 0));
+        assert_eq!(vmm.create_context(257, 10), EINVAL);
+        vmm.destroy_context(1);
+        eventually("there is room again", || vmm.create_context(257, 10) == 0);
+    });
+    assert!(lines.contains("context 257: 256 workers are running, which is the limit"), "{lines}");
+}
+
+#[test]
 fn reset_and_cleanup_leave_nothing_and_init_starts_again() {
     vmm("reset_and_cleanup_leave_nothing_and_init_starts_again", &[], |vmm| {
         assert_eq!(vmm.init(0), 0);
@@ -329,12 +342,7 @@ fn fences_retire_at_the_next_poll() {
     vmm("fences_retire_at_the_next_poll", &[], |vmm| {
         assert_eq!(vmm.init(0), 0);
         let _guest = Guest::ready(vmm, 1, 10);
-        let due = || {
-            let fd = vmm.poll_fd();
-            let fds = nix::libc::pollfd { fd, events: nix::libc::POLLIN, revents: 0 };
-            // SAFETY: one entry, which lives as long as the call.
-            unsafe { nix::libc::poll(&mut { fds }, 1, 0) == 1 }
-        };
+        let due = || vmm.poll_is_due();
         assert!(!due());
         assert_eq!(vmm.create_fence(7), 0);
         assert_eq!(vmm.create_context_fence(1, 3, 1 << 40), 0);
@@ -682,6 +690,35 @@ fn a_real_library_without_venus_leaves_capset_4_to_us() {
         vmm.poll();
         assert_eq!(*FENCES.lock().unwrap(), [(None, 5)]);
         assert!(!calls().iter().any(|call| call.starts_with("blob")));
+    });
+}
+
+#[test]
+fn one_descriptor_tells_of_both_libraries_fences() {
+    let fake = Fake::new();
+    let test = "one_descriptor_tells_of_both_libraries_fences";
+    fake.run(test, &[("FAKE_VIRGL_POLL_FD", Path::new("1"))], |vmm| {
+        // The descriptors come again under their old numbers.
+        for _ in 0..3 {
+            assert_eq!(vmm.init(0), 0);
+            assert_eq!(vmm.create_context(1, 10), 0);
+            assert!(!vmm.poll_is_due());
+            assert_eq!(vmm.create_fence(1), 0);
+            assert!(vmm.poll_is_due(), "of the real library");
+            vmm.poll();
+            assert!(!vmm.poll_is_due());
+            assert_eq!(vmm.create_context_fence(1, 0, 2), 0);
+            assert!(vmm.poll_is_due(), "of ours");
+            vmm.poll();
+            assert!(!vmm.poll_is_due());
+            vmm.cleanup();
+        }
+        assert_eq!(FENCES.lock().unwrap().len(), 6);
+        // A VMM that takes fences from a thread polls for the real library's alone.
+        assert_eq!(vmm.init(ASYNC_FENCES), 0);
+        assert!(!vmm.poll_is_due());
+        assert_eq!(vmm.create_fence(1), 0);
+        assert!(vmm.poll_is_due());
     });
 }
 

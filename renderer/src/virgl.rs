@@ -11,7 +11,6 @@ use crate::dropin::fences::{Fence, Retire};
 use crate::dropin::{Answer, BlobRequest, CAPSET, Device, Image, Iov, Refusal, log};
 use apir_protocol::constants::{CAPSET_APIR, CAPSET_VENUS};
 use nix::libc::{self, EINVAL, EOPNOTSUPP, iovec};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -121,6 +120,8 @@ struct Log {
 
 // SAFETY: virglrenderer logs from whatever thread, and the VMM's callback is made for that.
 unsafe impl Send for Log {}
+// SAFETY: as above.
+unsafe impl Sync for Log {}
 
 impl Log {
     fn line(&self, level: Level, line: &str) {
@@ -201,12 +202,12 @@ unsafe extern "C" fn virgl_renderer_init(
                 chain = None;
             }
         }
-        let mut device = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
         let at_once = flags & ASYNC_FENCE_CB != 0;
-        match Device::new(&own, chain, Arc::new(vmm), at_once, device.as_deref()) {
+        let before = device();
+        match Device::new(&own, chain, Arc::new(vmm), at_once, before.as_deref()) {
             Ok(new) => {
                 tracing::info!("virglrenderer with APIR: {new}");
-                *device = Some(Arc::new(new));
+                *DEVICE.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(new));
                 0
             }
             Err(error) => {
@@ -246,41 +247,22 @@ extern "C" fn virgl_renderer_poll() {
     });
 }
 
-/// What becomes readable when a poll is due: one descriptor for our fences and the real library's.
 #[unsafe(no_mangle)]
 extern "C" fn virgl_renderer_get_poll_fd() -> c_int {
-    static BOTH: Mutex<Option<(c_int, c_int, Epoll)>> = Mutex::new(None);
     with(-1, |device| {
-        let Some(event) = device.fences().event() else { return Ok(-1) };
-        let Some(theirs) = chain!(device, get_poll_fd()) else { return Ok(event.as_raw_fd()) };
+        let Some(theirs) = chain!(device, get_poll_fd()) else {
+            return Ok(device.fences().event().map_or(-1, |event| event.as_raw_fd()));
+        };
         if theirs < 0 {
             // The real library wants to be polled now and then, and so we are.
             return Ok(-1);
         }
-        let mut both = BOTH.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((ours_then, theirs_then, epoll)) = &*both
-            && (*ours_then, *theirs_then) == (event.as_raw_fd(), theirs)
-        {
-            return Ok(epoll.0.as_raw_fd());
-        }
-        let joined = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).and_then(|epoll| {
-            let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
-            epoll.add(event, readable)?;
-            // SAFETY: the real library's own, open until its cleanup.
-            epoll.add(unsafe { BorrowedFd::borrow_raw(theirs) }, readable)?;
-            Ok(epoll)
-        });
-        match joined {
-            Ok(epoll) => {
-                let fd = epoll.0.as_raw_fd();
-                *both = Some((event.as_raw_fd(), theirs, epoll));
-                Ok(fd)
-            }
-            Err(errno) => {
-                device.warn(format_args!("fences cannot be waited for: {errno}"));
-                Ok(-1)
-            }
-        }
+        // SAFETY: the real library's own, open until its cleanup.
+        let theirs = unsafe { BorrowedFd::borrow_raw(theirs) };
+        Ok(device.fences().event_with(theirs).unwrap_or_else(|error| {
+            device.warn(format_args!("fences cannot be waited for: {error}"));
+            -1
+        }))
     })
 }
 
@@ -292,7 +274,7 @@ unsafe extern "C" fn virgl_set_log_callback(
 ) {
     guard((), || {
         let new = callback.map(|callback| Log { callback, data, free });
-        log::set_sink(new.map(|log| -> log::Sink { Box::new(move |level, line| log.line(level, line)) }));
+        log::set_sink(new.map(|log| -> log::Sink { Arc::new(move |level, line| log.line(level, line)) }));
         if let Some(set) = known_chain().and_then(|chain| chain.call.set_log_callback) {
             // SAFETY: the VMM's own arguments; freeing the data stays with us.
             unsafe { set(callback, data, None) }

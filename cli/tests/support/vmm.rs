@@ -164,6 +164,12 @@ impl Vmm {
         call!(self, b"virgl_renderer_get_poll_fd", fn() -> c_int,)
     }
 
+    pub fn poll_is_due(&self) -> bool {
+        let mut fds = nix::libc::pollfd { fd: self.poll_fd(), events: nix::libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives as long as the call.
+        unsafe { nix::libc::poll(&mut fds, 1, 0) == 1 }
+    }
+
     pub fn capset(&self, set: u32) -> (u32, u32) {
         let (mut version, mut size) = (77, 77);
         call!(self, b"virgl_renderer_get_cap_set", fn(u32, *mut u32, *mut u32), set, &mut version, &mut size);

@@ -4,11 +4,12 @@
 //! the VMM can take it: at its next poll, or from a thread where it asked for that.
 #![forbid(unsafe_code)]
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// A fence that the VMM wants to hear of.
@@ -40,6 +41,7 @@ pub(crate) trait Retire: Send + Sync {
 pub(crate) struct Fences {
     vmm: Arc<dyn Retire>,
     way: Way,
+    joined: OnceLock<Epoll>,
 }
 
 enum Way {
@@ -64,7 +66,7 @@ impl Fences {
             let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
             Way::Poll { waiting: Mutex::default(), event }
         };
-        Ok(Self { vmm, way })
+        Ok(Self { vmm, way, joined: OnceLock::new() })
     }
 
     /// Adds a fence that passes at once.
@@ -107,6 +109,19 @@ impl Fences {
             Way::Poll { event, .. } => Some(event.as_fd()),
             Way::Thread { .. } => None,
         }
+    }
+
+    /// One descriptor for [`Fences::event`] and for `theirs`, which is always the same one; it lives as long as the fences.
+    pub(crate) fn event_with(&self, theirs: BorrowedFd<'_>) -> io::Result<RawFd> {
+        let Some(ours) = self.event() else { return Ok(theirs.as_raw_fd()) };
+        if let Some(joined) = self.joined.get() {
+            return Ok(joined.0.as_raw_fd());
+        }
+        let joined = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        for fd in [ours, theirs] {
+            joined.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        }
+        Ok(self.joined.get_or_init(|| joined).0.as_raw_fd())
     }
 }
 

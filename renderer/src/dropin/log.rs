@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -11,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 /// What takes a line in place of standard error.
-pub(crate) type Sink = Box<dyn Fn(Level, &str) + Send>;
+pub(crate) type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
 static SINK: Mutex<Option<Sink>> = Mutex::new(None);
 
@@ -33,7 +33,9 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut line = Line("apir: ".to_owned());
         event.record(&mut line);
-        match &*SINK.lock().unwrap_or_else(PoisonError::into_inner) {
+        // Called outside the lock: the VMM may call the library from there, which may log again.
+        let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match sink {
             Some(sink) => sink(*event.metadata().level(), &line.0),
             // A standard error that is gone must not end the VMM.
             None => drop(writeln!(std::io::stderr(), "{}", line.0)),
