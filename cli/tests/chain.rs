@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use support::eventually;
-use support::vmm::{FENCES, Guest, HOST3D, Vmm, vmm_by};
+use support::vmm::{BlobArgs, FENCES, Guest, HOST3D, Memory, Vmm, vmm_by};
 
 /// Venus without OpenGL, by a render server.
 const FLAGS: i32 = 1 << 6 | 1 << 7 | 1 << 9;
@@ -73,6 +73,26 @@ fn venus_and_apir(vmm: &Vmm) {
     vmm.map(31).unwrap().store(0, 34);
     assert_eq!(taken.forward(7, &[31]), 5);
     assert_eq!(taken.reply.load(4), 34);
+
+    // The guest's own memory goes to Debian's library whose ever the context is.
+    let pages = Memory::anonymous(4096);
+    let list = [pages.address, 4096];
+    let args = BlobArgs {
+        res: 40,
+        ctx: 1,
+        mem: 1,
+        flags: 1,
+        id: 0,
+        size: 4096,
+        iov: list.as_ptr().cast(),
+        count: 1,
+    };
+    assert_eq!(vmm.create_blob_with(&args), 0);
+    assert!(vmm.info(40).is_ok());
+    vmm.attach(1, 40);
+    vmm.detach(1, 40);
+    assert_eq!(vmm.detach_iov(40), (list.as_ptr() as usize, 1));
+    vmm.unref(40);
 
     // All three go on side by side; the Venus context's server still answers.
     for _ in 0..3 {
