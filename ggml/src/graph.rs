@@ -4,6 +4,7 @@
 //! use counts and set of visited tensors, as ggml's own builder leaves them. Backends decide by the use counts which operations they may fuse.
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::ptr;
 
 use crate::abi::{self, MAX_DIMS, MAX_NAME, MAX_SRC, OP_PARAM_WORDS};
@@ -364,6 +365,33 @@ impl Graph {
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut abi::CGraph {
         &raw mut self.cgraph
+    }
+
+    /// The part of the graph that has only these nodes, none past the last. It shares tensors, use counts and hash set with the whole, and has
+    /// no number of its own.
+    pub(crate) fn part(&mut self, nodes: Range<usize>) -> abi::CGraph {
+        let count = self.node_count();
+        let (start, end) = (nodes.start.min(count), nodes.end.min(count));
+        let whole = &self.cgraph;
+        let int = |count: usize| c_int::try_from(count).unwrap_or(c_int::MAX);
+        let part = int(end.saturating_sub(start));
+        abi::CGraph {
+            size: part,
+            n_nodes: part,
+            n_leafs: 0,
+            nodes: whole.nodes.wrapping_add(start),
+            grads: ptr::null_mut(),
+            grad_accs: ptr::null_mut(),
+            leafs: ptr::null_mut(),
+            use_counts: whole.use_counts,
+            visited_hash_set: abi::HashSet {
+                size: whole.visited_hash_set.size,
+                used: whole.visited_hash_set.used,
+                keys: whole.visited_hash_set.keys,
+            },
+            order: whole.order,
+            uid: 0,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -56,6 +57,13 @@ impl Backend {
         // SAFETY: the function is called with its own object and a graph whose pointers all lead to the graph's own tensors and to buffers it
         // holds; `GgmlLibrary::open`'s caller answers for the operations.
         Status::from_number(unsafe { (self.graph_compute)(self.raw.as_ptr(), graph.as_mut_ptr()) })
+    }
+
+    /// Computes some nodes of a graph, given by their place among its nodes, as [`Backend::graph_compute`] does all.
+    pub fn graph_compute_part(&self, graph: &mut Graph, nodes: Range<usize>) -> Status {
+        let mut part = graph.part(nodes);
+        // SAFETY: as for the whole graph, whose pointers the part has; it lives until the function returns, and backends keep tensors, no graphs.
+        Status::from_number(unsafe { (self.graph_compute)(self.raw.as_ptr(), &raw mut part) })
     }
 
     /// Waits until all work is done.
