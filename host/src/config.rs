@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::InitializeError;
+use crate::limits::Limits;
 use apir_ggml::DeviceType;
 
 /// The kind of device that guests are told of. Never a CPU: llama.cpp would take it for its own.
@@ -36,6 +37,8 @@ pub struct Config {
     pub present_as: PresentAs,
     /// Threads of a CPU backend.
     pub threads: usize,
+    /// How much the context may take.
+    pub limits: Limits,
 }
 
 /// The registration function of a library built for dynamic loading.
@@ -78,7 +81,8 @@ impl Config {
                 }
             },
         };
-        Ok(Self { library, registration, present_as, threads })
+        let limits = Limits::read(&key, &variable)?;
+        Ok(Self { library, registration, present_as, threads, limits })
     }
 }
 

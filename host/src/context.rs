@@ -4,13 +4,17 @@
 use crate::config::Config;
 use crate::error::{CommandError, InitializeError};
 use crate::generated::dispatch;
+use crate::graphs::{GraphCache, SupportCache};
 use crate::handle::HandleTable;
+use crate::limits::Limits;
 use crate::log::{LogBudget, Verdict};
 use crate::memory::{Blobs, HostBuffer};
-use crate::verify::BufferSizes;
 use crate::verify::graph::Verifier;
+use crate::verify::indices::IndexCheck;
+use crate::verify::rules::RuleBook;
+use crate::verify::{BufferInfo, Buffers};
 use apir_ggml::library::{Backend, BufferType, Device};
-use apir_ggml::{DeviceType, GgmlLibrary, GraphBuilder, OpTable};
+use apir_ggml::{DeviceType, GgmlLibrary, GraphBuilder};
 use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::command::Command;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
@@ -35,6 +39,8 @@ pub(crate) enum Object {
 pub(crate) struct ContextBuffer {
     pub(crate) memory: HostBuffer,
     pub(crate) base: u64,
+    pub(crate) buffer_type: BufferType,
+    info: BufferInfo,
 }
 
 /// The handles of a context.
@@ -44,6 +50,10 @@ pub(crate) struct Objects {
     /// Buffer types have one handle each, however often they are asked for.
     buffer_types: Vec<(BufferType, BufferTypeHandle)>,
     next_base: u64,
+    /// How many buffers there are, the bytes of all of them, and of those in shared memory.
+    count: u64,
+    bytes: u64,
+    mapped_bytes: u64,
 }
 
 impl Objects {
@@ -62,16 +72,48 @@ impl Objects {
     }
 
     pub(crate) fn add_buffer(&mut self, memory: HostBuffer) -> Result<BufferHandle, CommandError> {
-        let alignment = memory.ggml().buffer_type()?.alignment() as u64;
-        let base = self.invent_base(memory.ggml().size() as u64, alignment);
-        let added = self.table.insert(Object::Buffer(ContextBuffer { memory, base }));
-        added.map(BufferHandle).map_err(|_| CommandError::NoHandle)
+        let buffer_type = memory.ggml().buffer_type()?;
+        let info = BufferInfo {
+            size: memory.ggml().size() as u64,
+            alignment: buffer_type.alignment() as u64,
+            host: buffer_type.is_host(),
+            shared: memory.is_shared(),
+        };
+        let base = self.invent_base(info.size, info.alignment);
+        let added = self.table.insert(Object::Buffer(ContextBuffer { memory, base, buffer_type, info }));
+        let handle = added.map(BufferHandle).map_err(|_| CommandError::NoHandle)?;
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(info.size);
+        self.mapped_bytes = self.mapped_bytes.saturating_add(if info.shared { info.size } else { 0 });
+        Ok(handle)
     }
 
     pub(crate) fn free_buffer(&mut self, handle: BufferHandle) -> Result<(), CommandError> {
-        self.buffer(handle)?;
+        let info = self.buffer(handle)?.info;
         self.table.remove(handle.0);
+        self.count -= 1;
+        self.bytes = self.bytes.saturating_sub(info.size);
+        self.mapped_bytes = self.mapped_bytes.saturating_sub(if info.shared { info.size } else { 0 });
         Ok(())
+    }
+
+    /// Refuses a buffer that would be one too many or too large.
+    pub(crate) fn check_limits(&self, limits: &Limits, size: u64, shared: bool) -> Result<(), CommandError> {
+        let fits = |what, value: u64, limit: Option<u64>| match limit {
+            Some(limit) if value > limit => Err(CommandError::Limit { what, value, limit }),
+            _ => Ok(()),
+        };
+        fits("buffers", self.count + 1, Some(limits.buffers))?;
+        fits("bytes of buffers", self.bytes.saturating_add(size), limits.device_bytes)?;
+        if shared {
+            fits("bytes of shared buffers", self.mapped_bytes.saturating_add(size), limits.mapped_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of all buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub(crate) fn handle_of(&mut self, buffer_type: BufferType) -> Result<BufferTypeHandle, CommandError> {
@@ -103,9 +145,9 @@ impl Objects {
     }
 }
 
-impl BufferSizes for Objects {
-    fn buffer_size(&self, token: u64) -> Option<u64> {
-        self.buffer(BufferHandle(token)).ok().map(|buffer| buffer.memory.ggml().size() as u64)
+impl Buffers for Objects {
+    fn find(&self, token: u64) -> Option<BufferInfo> {
+        self.buffer(BufferHandle(token)).ok().map(|buffer| buffer.info)
     }
 }
 
@@ -116,14 +158,21 @@ pub struct Context {
     pub(crate) blobs: Blobs,
     // Freed in this order: what holds buffers, the buffers, the backend.
     pub(crate) builder: Option<GraphBuilder>,
+    pub(crate) graphs: GraphCache,
     pub(crate) objects: Objects,
     pub(crate) backend: Backend,
     pub(crate) device: Device,
-    pub(crate) library: GgmlLibrary,
     pub(crate) presented: DeviceType,
+    pub(crate) rules: RuleBook,
+    pub(crate) index_check: IndexCheck,
     pub(crate) verifier: Verifier,
+    pub(crate) support: SupportCache,
     /// The private copy of the graph being read.
     pub(crate) private: Vec<u8>,
+    /// Bytes of indices being looked at.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) limits: Limits,
+    bad_commands: u64,
     log: LogBudget,
 }
 
@@ -143,18 +192,29 @@ impl Context {
         // Only a CPU backend has threads to set.
         backend.set_n_threads(i32::try_from(config.threads).unwrap_or(i32::MAX));
         let presented = config.present_as.of(device.type_());
+        let cpu = device.type_() == DeviceType::Cpu;
+        let rules = RuleBook::new(library.ops(), library.version(), cpu, config.threads);
+        let limits = config.limits.clone();
+        // Elsewhere a look costs a transfer, and what a node computes would need a stop for each.
+        let usual = if device.buffer_type()?.is_host() { IndexCheck::All } else { IndexCheck::Leaf };
         Ok(Self {
             id,
             blobs,
             builder: Some(GraphBuilder::new()),
+            graphs: GraphCache::new(limits.cached_graphs),
             objects: Objects::default(),
             backend,
             device,
-            library,
             presented,
+            rules,
+            index_check: limits.index_check.unwrap_or(usual),
             verifier: Verifier::default(),
+            support: SupportCache::default(),
             private: Vec::new(),
-            log: LogBudget::new(Instant::now()),
+            scratch: Vec::new(),
+            bad_commands: 0,
+            log: LogBudget::new(Instant::now(), limits.log_lines),
+            limits,
         })
     }
 
@@ -164,9 +224,20 @@ impl Context {
     /// [`CommandError`]; the context goes on.
     pub fn dispatch(&mut self, number: u32, request: &[u8], reply: &mut [u8]) -> Result<usize, CommandError> {
         let command = Command::from_number(number).ok_or(CommandError::Unknown(number))?;
+        let (value, limit) = (request.len() as u64, self.limits.command_bytes);
+        if value > limit {
+            return Err(CommandError::Limit { what: "bytes of a command", value, limit });
+        }
         let mut encoder = Encoder::new(reply);
         dispatch(self, command, &mut Decoder::new(request), &mut encoder)?;
         Ok(encoder.len())
+    }
+
+    /// Counts a refused command; false when the guest has sent so many that the context has to go.
+    #[must_use]
+    pub fn bears_refusal(&mut self) -> bool {
+        self.bad_commands += 1;
+        self.bad_commands < self.limits.bad_commands
     }
 
     /// Logs a refusal, within what the guest may cause.
@@ -178,10 +249,5 @@ impl Context {
             }
             tracing::warn!("context {}: {name} ({number}) refused: {error}", self.id);
         }
-    }
-
-    /// The operations of the library's ggml.
-    pub(crate) fn ops(&self) -> &OpTable {
-        self.library.ops()
     }
 }

@@ -110,12 +110,54 @@ pub enum CommandError {
     /// The device makes no buffers over memory that exists already.
     #[error("the device makes no buffers over shared memory")]
     NoSharedBuffers,
+    /// The context has as much as it may have.
+    #[error("{value} {what}, the limit is {limit}")]
+    Limit {
+        /// What there would be too much of.
+        what: &'static str,
+        /// How much there would be.
+        value: u64,
+        /// How much there may be.
+        limit: u64,
+    },
+    /// A node that obeys its rules and that the device does not have.
+    #[error("{name:?}: the device does not support this {op}")]
+    Unsupported {
+        /// The node's name.
+        name: String,
+        /// The operation's name.
+        op: String,
+    },
+    /// A tensor for which the device wants more room than there is.
+    #[error("{name:?}: the device needs {need} bytes for it, there are {room} to the buffer's end")]
+    NoRoom {
+        /// The tensor's name.
+        name: String,
+        /// Bytes that the device needs.
+        need: u64,
+        /// Bytes that there are.
+        room: u64,
+    },
+    /// An index that names no row.
+    #[error("index {value}, there are {limit}")]
+    Index {
+        /// The index.
+        value: i64,
+        /// What it must be below.
+        limit: i64,
+    },
+    /// No room for the copies of a graph's indices.
+    #[error("no memory for {0} bytes of indices")]
+    NoIndexMemory(u64),
     /// More buffers and buffer types than handles can name.
     #[error("no handle is left")]
     NoHandle,
     /// The real backend said no.
     #[error(transparent)]
     Ggml(#[from] apir_ggml::Error),
+    /// The guest has had more commands refused than a context bears.
+    #[error("too many refused commands; the context is lost")]
+    TooManyRefusals,
     /// A handler panicked: a fault of ours, and the end of the context.
     #[error("command {0} panicked; the context is lost")]
     Panic(u32),

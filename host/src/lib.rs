@@ -10,15 +10,18 @@
 //! | [`context`] | the state of one context |
 //! | [`handlers`] | what each command does |
 //! | [`verify`] | checked tensors and graphs |
+//! | [`graphs`] | verified graphs, built for the backend |
 //! | [`memory`] | the guest's shared memory |
 //! | [`handle`] | tokens |
-//! | [`config`], [`log`], [`error`] | settings, log lines, refusals |
+//! | [`config`], [`limits`], [`log`], [`error`] | settings, limits, log lines, refusals |
 
 pub mod config;
 pub mod context;
 pub mod error;
+pub mod graphs;
 pub mod handle;
 pub mod handlers;
+pub mod limits;
 pub mod log;
 pub mod memory;
 pub mod plugin;

@@ -35,16 +35,15 @@ pub fn from_ggml(level: i32, text: &str) {
     }
 }
 
-/// How many lines a guest may cause in a [`WINDOW`].
-const LINES: u32 = 10;
-/// How long a [`LINES`] lasts.
+/// How long a budget of lines lasts.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Bounds the lines that one context's guest causes.
 #[derive(Debug)]
 pub struct LogBudget {
     window: Instant,
-    lines: u32,
+    limit: u64,
+    lines: u64,
     suppressed: u64,
 }
 
@@ -61,10 +60,10 @@ pub enum Verdict {
 }
 
 impl LogBudget {
-    /// A full budget at `now`.
+    /// A budget of `limit` lines a second, full at `now`.
     #[must_use]
-    pub fn new(now: Instant) -> Self {
-        Self { window: now, lines: 0, suppressed: 0 }
+    pub fn new(now: Instant, limit: u64) -> Self {
+        Self { window: now, limit, lines: 0, suppressed: 0 }
     }
 
     /// Asks for a line at `now`.
@@ -72,7 +71,7 @@ impl LogBudget {
         if now.duration_since(self.window) >= WINDOW {
             (self.window, self.lines) = (now, 0);
         }
-        if self.lines == LINES {
+        if self.lines == self.limit {
             self.suppressed += 1;
             return Verdict::Suppress;
         }
@@ -88,7 +87,7 @@ mod tests {
     #[test]
     fn a_flood_leaves_ten_lines_a_second_and_a_count() {
         let start = Instant::now();
-        let mut budget = LogBudget::new(start);
+        let mut budget = LogBudget::new(start, 10);
         let asked = |budget: &mut LogBudget, at| {
             (0..1000).filter(|_| budget.ask(start + at) != Verdict::Suppress).count()
         };

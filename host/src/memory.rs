@@ -163,6 +163,12 @@ impl HostBuffer {
         Ok(made.map(|ggml| Self { ggml, mapping: Some(mapping) }))
     }
 
+    /// Whether the guest can write it at any time.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.mapping.is_some()
+    }
+
     /// The ggml buffer.
     #[must_use]
     pub fn ggml(&self) -> &Buffer {

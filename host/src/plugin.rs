@@ -155,6 +155,10 @@ fn dispatch(ctx_id: u32, cmd: u32, request: &[u8], reply: &mut [u8]) -> Result<u
     let mut context = context.lock().map_err(|_| CommandError::NotInitialized(ctx_id).code())?;
     context.dispatch(cmd, request, reply).map_err(|error| {
         context.log_refusal(cmd, &error);
+        if !context.bears_refusal() {
+            tracing::error!("context {ctx_id}: {}", CommandError::TooManyRefusals);
+            apir_backend_deinit(ctx_id);
+        }
         error.code()
     })
 }

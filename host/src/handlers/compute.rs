@@ -3,8 +3,11 @@
 
 use crate::context::Context;
 use crate::error::CommandError;
-use apir_ggml::{Status, TensorSpec};
-use apir_protocol::handle::BufferHandle;
+use crate::graphs::{Build, BuiltGraph};
+use crate::verify::VerifyError;
+use crate::verify::graph::Terms;
+use apir_ggml::Status;
+use apir_protocol::graph::graph_size;
 use apir_protocol::messages::BackendGraphComputeRequest;
 
 impl Context {
@@ -12,41 +15,39 @@ impl Context {
         &mut self,
         request: &BackendGraphComputeRequest,
     ) -> Result<Status, CommandError> {
-        self.blobs.view(request.res_id, request.size)?.copy_to(&mut self.private)?;
-        let verified = self.verifier.verify(&self.private, self.library.ops(), &self.objects)?;
-        let mut builder = self.builder.take().unwrap_or_default();
-        builder.clear();
-        for entry in verified.tensors() {
-            let tensor = entry.tensor();
-            let buffer = match tensor.place() {
-                Some(place) => Some((self.objects.buffer(BufferHandle(place.buffer))?, place.offset)),
-                None => None,
-            };
-            let name = tensor.name();
-            builder.add_tensor(&TensorSpec {
-                type_: tensor.type_(),
-                ne: tensor.ne(),
-                nb: tensor.nb(),
-                op: tensor.op(),
-                op_params: tensor.op_params(),
-                flags: tensor.flags(),
-                name: &name,
-                buffer: buffer.map(|(buffer, _)| buffer.memory.ggml()),
-                data: buffer.map_or(0, |(buffer, offset)| buffer.memory.ggml().base() + offset as usize),
-                src: entry.sources().map(|source| source.map(|source| source as usize)),
-                view_src: entry.view_src().map(|viewed| viewed as usize),
-                view_offs: tensor.view_offs(),
-                // A node's users in other graphs of the guest are not on this wire: a backend must not fuse it away.
-                use_count: Some(0),
-            })?;
+        let most = u32::try_from(self.limits.graph_nodes).unwrap_or(u32::MAX);
+        let limit = graph_size(most, most);
+        if request.size > limit {
+            return Err(VerifyError::GraphTooLarge { what: "bytes", value: request.size, limit }.into());
         }
-        let mut graph = builder.finish(verified.nodes(), 0)?;
-        let status = self.backend.graph_compute(&mut graph);
-        self.backend.synchronize();
-        let mut builder = graph.into_builder();
-        // A buffer that is freed next must not live on in a graph.
-        builder.clear();
-        self.builder = Some(builder);
-        Ok(status)
+        self.blobs.view(request.res_id, request.size)?.copy_to(&mut self.private)?;
+        let mut graph = match self.graphs.take(&self.private) {
+            Some(graph) => graph,
+            None => self.build_graph()?,
+        };
+        let computed = graph.compute(&self.backend, &self.objects, &mut self.scratch);
+        // What was wrong with the contents says nothing about the graph.
+        if let Some(builder) = self.graphs.keep(graph) {
+            self.builder = Some(builder);
+        }
+        computed
+    }
+
+    /// Verifies the private copy and builds it.
+    fn build_graph(&mut self) -> Result<BuiltGraph, CommandError> {
+        let terms = Terms {
+            rules: &self.rules,
+            buffers: &self.objects,
+            index_check: self.index_check,
+            max_nodes: self.limits.graph_nodes,
+        };
+        let verified = self.verifier.verify(&self.private, &terms)?;
+        let mut build = Build {
+            rules: &self.rules,
+            objects: &self.objects,
+            device: &self.device,
+            support: &mut self.support,
+        };
+        build.build(&verified, &self.private, self.builder.take().unwrap_or_default())
     }
 }

@@ -3,38 +3,99 @@
 
 use crate::context::Context;
 use crate::error::CommandError;
+use crate::verify::VerifyError;
+use crate::verify::node::{Node, Slot};
 use crate::verify::tensor::CheckedTensor;
-use apir_ggml::{TensorRef, TensorSpec};
+use apir_ggml::{OpKind, TensorRef, TensorSpec};
+use apir_protocol::handle::BufferTypeHandle;
 use apir_protocol::tensor::{InlineTensor, MAX_SOURCES};
 
+/// A node and what it is made of, as far as the wire carries it, none of them in a buffer.
+struct Inline {
+    node: CheckedTensor,
+    sources: Vec<CheckedTensor>,
+    view_src: Option<CheckedTensor>,
+    /// Sources behind the first absent one, which are not carried.
+    unknown: [bool; MAX_SOURCES],
+}
+
 impl Context {
-    /// Calls `ask` with the node, its sources and what it views, none of them in a buffer.
-    pub(super) fn with_inline<T>(
+    /// Whether the device can compute the node: false for one that breaks a rule, an error for one that is none at all.
+    pub(super) fn supports(&mut self, inline: &InlineTensor) -> Result<bool, CommandError> {
+        let inline = self.read_inline(inline)?;
+        match self.rules.check(&inline.node_for_rules(self)) {
+            Ok(()) => {}
+            Err(VerifyError::Rule { .. } | VerifyError::NoRule { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        self.with_inline(&inline, |context, node| Ok(context.support.ask(&context.device, node)))
+    }
+
+    /// Bytes to set aside for the tensor. One that breaks a rule is never computed: it takes what it spans.
+    pub(super) fn alloc_size(
         &mut self,
+        handle: BufferTypeHandle,
         inline: &InlineTensor,
-        ask: impl FnOnce(&Self, TensorRef<'_>) -> Result<T, CommandError>,
+    ) -> Result<u64, CommandError> {
+        let buffer_type = self.objects.buffer_type(handle)?.clone();
+        let inline = self.read_inline(inline)?;
+        let computed = self.rules.kind(inline.node.op()) == Some(OpKind::Compute);
+        if computed && self.rules.check(&inline.node_for_rules(self)).is_err() {
+            return Ok(inline.node.extent());
+        }
+        self.with_inline(&inline, |_, tensor| Ok(buffer_type.alloc_size(tensor)?))
+    }
+
+    fn read_inline(&self, inline: &InlineTensor) -> Result<Inline, CommandError> {
+        let check = |raw| CheckedTensor::from_raw(raw, &self.rules);
+        let mut node = check(&inline.tensor)?;
+        self.rules.complete(&mut node);
+        let carried = inline.sources.len();
+        Ok(Inline {
+            node,
+            sources: inline.sources.iter().map(check).collect::<Result<_, _>>()?,
+            view_src: inline.view_src.as_ref().map(check).transpose()?,
+            unknown: std::array::from_fn(|slot| slot > carried && inline.tensor.has_source[slot]),
+        })
+    }
+
+    /// Calls `ask` with the node as ggml knows it.
+    fn with_inline<T>(
+        &mut self,
+        inline: &Inline,
+        ask: impl FnOnce(&mut Self, TensorRef<'_>) -> Result<T, CommandError>,
     ) -> Result<T, CommandError> {
-        let node = CheckedTensor::from_raw(&inline.tensor, self.ops())?;
-        let mut others = Vec::with_capacity(inline.sources.len() + 1);
-        for raw in inline.sources.iter().chain(&inline.view_src) {
-            others.push(CheckedTensor::from_raw(raw, self.ops())?);
-        }
         // The node comes first, the sources behind it, what it views last.
-        let mut sources = [None; MAX_SOURCES];
-        for (index, source) in sources.iter_mut().enumerate().take(inline.sources.len()) {
-            *source = Some(index + 1);
-        }
-        let view_src = inline.view_src.map(|_| inline.sources.len() + 1);
+        let count = inline.sources.len();
+        let src = std::array::from_fn(|slot| (slot < count).then_some(slot + 1));
+        let view_src = inline.view_src.as_ref().map(|_| count + 1);
         let mut builder = self.builder.take().unwrap_or_default();
         builder.clear();
-        builder.add_tensor(&TensorSpec { src: sources, view_src, ..spec(&node) })?;
-        for other in &others {
+        builder.add_tensor(&TensorSpec { src, view_src, ..spec(&inline.node) })?;
+        for other in inline.sources.iter().chain(&inline.view_src) {
             builder.add_tensor(&spec(other))?;
         }
         let graph = builder.finish(&[0], 0)?;
         let answer = graph.tensor(0).ok_or(CommandError::NoHandle).and_then(|node| ask(self, node));
         self.builder = Some(graph.into_builder());
         answer
+    }
+}
+
+impl Inline {
+    fn node_for_rules(&self, context: &Context) -> Node<'_> {
+        Node {
+            d: &self.node,
+            slots: std::array::from_fn(|slot| match self.sources.get(slot) {
+                Some(source) => Slot::Known(source),
+                None if self.unknown[slot] => Slot::Unknown,
+                None => Slot::Absent,
+            }),
+            view: self.view_src.as_ref(),
+            // The wire does not tell a cast, which is its own second source, from a copy over a view.
+            cast: self.view_src.is_none(),
+            target: context.rules.target(),
+        }
     }
 }
 

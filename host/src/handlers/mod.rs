@@ -54,15 +54,16 @@ impl Handlers for Context {
         _request: DeviceGetMemoryRequest,
     ) -> Result<DeviceGetMemoryReply, CommandError> {
         let (free, total) = self.device.memory();
-        Ok(DeviceGetMemoryReply { free, total })
+        let quota = self.limits.device_bytes.unwrap_or(u64::MAX);
+        let left = quota - self.objects.bytes().min(quota);
+        Ok(DeviceGetMemoryReply { free: free.min(left), total: total.min(quota) })
     }
 
     fn device_supports_op(
         &mut self,
         request: DeviceSupportsOpRequest,
     ) -> Result<DeviceSupportsOpReply, CommandError> {
-        let supported =
-            self.with_inline(&request.node, |context, node| Ok(context.device.supports_op(node)))?;
+        let supported = self.supports(&request.node)?;
         Ok(DeviceSupportsOpReply { supported })
     }
 
@@ -98,6 +99,7 @@ impl Handlers for Context {
         if request.size == 0 {
             return Err(CommandError::Range { what: "a buffer", offset: 0, size: 0, len: 0 });
         }
+        self.objects.check_limits(&self.limits, request.size, true)?;
         let mapping = self.blobs.view(request.res_id, request.size)?.keep()?;
         let max_tensor_size = usize::try_from(request.max_tensor_size).unwrap_or(usize::MAX);
         let memory = HostBuffer::shared(mapping, &self.device, max_tensor_size)?
@@ -147,6 +149,7 @@ impl Handlers for Context {
             *size > 0 && *size <= buffer_type.max_size() && (total == 0 || *size as u64 <= total)
         };
         let size = usize::try_from(request.size).ok().filter(fits);
+        let size = size.filter(|size| self.objects.check_limits(&self.limits, *size as u64, false).is_ok());
         let Some(ggml) = size.and_then(|size| buffer_type.alloc_buffer(size)) else {
             return Ok(BufferTypeAllocBufferReply { buffer: BufferHandle::default() });
         };
@@ -160,10 +163,7 @@ impl Handlers for Context {
         &mut self,
         request: BufferTypeGetAllocSizeRequest,
     ) -> Result<BufferTypeGetAllocSizeReply, CommandError> {
-        let handle = request.buffer_type;
-        let size = self.with_inline(&request.tensor, |context, tensor| {
-            Ok(context.objects.buffer_type(handle)?.alloc_size(tensor)?)
-        })?;
+        let size = self.alloc_size(request.buffer_type, &request.tensor)?;
         Ok(BufferTypeGetAllocSizeReply { size })
     }
 
@@ -203,6 +203,7 @@ impl Handlers for Context {
         &mut self,
         request: BufferFreeBufferRequest,
     ) -> Result<BufferFreeBufferReply, CommandError> {
+        self.graphs.forget(self.objects.buffer(request.buffer)?.memory.ggml());
         self.objects.free_buffer(request.buffer)?;
         Ok(BufferFreeBufferReply {})
     }

@@ -60,7 +60,7 @@ impl Context {
         if record.buffer != handle {
             return Err(CommandError::OtherBuffer { tensor: record.buffer.0, command: handle.0 });
         }
-        Ok((CheckedTensor::from_record(record, self.ops(), &self.objects)?, buffer))
+        Ok((CheckedTensor::from_record(record, &self.rules, &self.objects)?, buffer))
     }
 }
 

@@ -1,9 +1,12 @@
-//! A whole graph: ids, order, views, and a buffer under everything that is computed.
+//! A whole graph: ids, order, views, the rules of every node, and a buffer under everything that is computed.
 #![forbid(unsafe_code)]
 
+use super::indices::{self, IndexCheck, Plan};
+use super::node::{Node, Slot};
+use super::rules::{OpRule, ResultPlace, RuleBook};
 use super::tensor::CheckedTensor;
-use super::{BufferSizes, VerifyError};
-use apir_ggml::{OpKind, OpTable};
+use super::{Buffers, VerifyError};
+use apir_ggml::OpKind;
 use apir_protocol::graph::GraphReader;
 use apir_protocol::tensor::{MAX_SOURCES, TensorRecord};
 use std::collections::HashMap;
@@ -35,6 +38,20 @@ impl GraphTensor {
     pub fn view_src(&self) -> Option<u32> {
         self.view_src
     }
+
+    /// Place among the nodes. What is none is data here, whatever made it elsewhere.
+    #[must_use]
+    pub fn node(&self) -> Option<u32> {
+        self.node
+    }
+
+    /// Whether a backend executes it in this graph.
+    #[must_use]
+    pub fn is_computed(&self, rules: &RuleBook) -> bool {
+        self.node.is_some()
+            && rules.kind(self.tensor.op()) == Some(OpKind::Compute)
+            && self.tensor.extent() > 0
+    }
 }
 
 /// A graph that may be computed. Only [`Verifier::verify`] makes one.
@@ -42,6 +59,7 @@ impl GraphTensor {
 pub struct VerifiedGraph<'a> {
     tensors: &'a [GraphTensor],
     nodes: &'a [usize],
+    plan: Plan,
 }
 
 impl VerifiedGraph<'_> {
@@ -56,6 +74,25 @@ impl VerifiedGraph<'_> {
     pub fn nodes(&self) -> &[usize] {
         self.nodes
     }
+
+    /// Where the execution stops to look at contents that address memory.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+/// What graphs are checked against.
+#[derive(Debug)]
+pub struct Terms<'a, B> {
+    /// The rules of the library's operations.
+    pub rules: &'a RuleBook,
+    /// The context's buffers.
+    pub buffers: &'a B,
+    /// Which indices are looked at.
+    pub index_check: IndexCheck,
+    /// Most nodes, and most tensors.
+    pub max_nodes: u64,
 }
 
 /// Checks graphs one after the other in memory that it uses again.
@@ -71,35 +108,39 @@ impl Verifier {
     ///
     /// # Errors
     /// [`VerifyError`] of the first fault found.
-    pub fn verify(
+    pub fn verify<B: Buffers>(
         &mut self,
         blob: &[u8],
-        ops: &OpTable,
-        buffers: &impl BufferSizes,
+        terms: &Terms<'_, B>,
     ) -> Result<VerifiedGraph<'_>, VerifyError> {
         let graph = GraphReader::parse(blob)?;
         if graph.node_count() == 0 {
             return Err(VerifyError::NoNodes);
         }
+        for (what, value) in [("nodes", graph.node_count()), ("tensors", graph.tensor_count())] {
+            if value as u64 > terms.max_nodes {
+                return Err(VerifyError::GraphTooLarge { what, value: value as u64, limit: terms.max_nodes });
+            }
+        }
         self.tensors.clear();
         self.nodes.clear();
         self.places.clear();
         for (index, record) in graph.tensors().enumerate() {
-            self.add_tensor(index, &record, ops, buffers)?;
+            self.add_tensor(index, &record, terms)?;
         }
         for (node, id) in graph.node_ids().enumerate() {
-            self.add_node(node, id, ops)?;
+            self.add_node(node, id, terms.rules)?;
         }
         self.check_order()?;
-        Ok(VerifiedGraph { tensors: &self.tensors, nodes: &self.nodes })
+        let plan = indices::plan(&self.tensors, &self.nodes, terms)?;
+        Ok(VerifiedGraph { tensors: &self.tensors, nodes: &self.nodes, plan })
     }
 
-    fn add_tensor(
+    fn add_tensor<B: Buffers>(
         &mut self,
         index: usize,
         record: &TensorRecord,
-        ops: &OpTable,
-        buffers: &impl BufferSizes,
+        terms: &Terms<'_, B>,
     ) -> Result<(), VerifyError> {
         if record.id == 0 {
             return Err(VerifyError::NullId { index });
@@ -109,22 +150,25 @@ impl Verifier {
         if self.places.insert(record.id, place).is_some() {
             return Err(VerifyError::DuplicateId { index, id: record.id });
         }
-        let tensor = CheckedTensor::from_record(record, ops, buffers)?;
+        let mut tensor = CheckedTensor::from_record(record, terms.rules, terms.buffers)?;
+        terms.rules.complete(&mut tensor);
         let mut sources = [None; MAX_SOURCES];
         for (slot, (source, id)) in sources.iter_mut().zip(record.src).enumerate() {
             *source = self.find(id, "a source")?;
             // A cast is its own second source; nothing else may be made of itself.
-            let own = *source == Some(place) && !(slot == 1 && ops.is_copy(record.op));
+            let cast = slot == 1 && terms.rules.op_name(record.op) == "CPY";
+            let own = *source == Some(place) && !cast;
             if own || source.is_some_and(|source| source > place) {
                 return Err(VerifyError::Order { index, source_index: source.map_or(index, |s| s as usize) });
             }
         }
         let view_src = self.find(record.view_src, "a view's source")?;
-        if let Some(viewed) = view_src {
-            if viewed >= place {
+        match view_src {
+            Some(viewed) if viewed >= place => {
                 return Err(VerifyError::Order { index, source_index: viewed as usize });
             }
-            check_view(&tensor, &self.tensors[viewed as usize].tensor)?;
+            Some(viewed) => check_view(&tensor, &self.tensors[viewed as usize])?,
+            None => check_alignment(&tensor, terms.buffers)?,
         }
         self.tensors.push(GraphTensor { tensor, sources, view_src, node: None });
         Ok(())
@@ -138,18 +182,20 @@ impl Verifier {
         self.places.get(&id).copied().map(Some).ok_or(VerifyError::UnknownId { what, id })
     }
 
-    fn add_node(&mut self, node: usize, id: u64, ops: &OpTable) -> Result<(), VerifyError> {
+    fn add_node(&mut self, node: usize, id: u64, rules: &RuleBook) -> Result<(), VerifyError> {
         let place = self.find(id, "a node")?.ok_or(VerifyError::UnknownId { what: "a node", id })?;
         let entry = &mut self.tensors[place as usize];
         if entry.node.replace(node as u32).is_some() {
             return Err(VerifyError::NodeOrder { node });
         }
         let entry = &self.tensors[place as usize];
-        let computed = ops.kind(entry.tensor.op()) == Some(OpKind::Compute) && entry.tensor.extent() > 0;
-        if computed {
+        let checked = node_of(&self.tensors, place, rules);
+        rules.check(&checked)?;
+        if entry.is_computed(rules) {
             check_placed(&entry.tensor)?;
-            for source in entry.sources.iter().flatten() {
-                check_placed(&self.tensors[*source as usize].tensor)?;
+            checked.sources().try_for_each(check_placed)?;
+            if let Some(rule) = rules.rule(entry.tensor.op()) {
+                check_overlaps(rule, &checked)?;
             }
         }
         self.nodes.push(place as usize);
@@ -170,8 +216,38 @@ impl Verifier {
     }
 }
 
-/// A view lies in its source's buffer, `view_offs` bytes into it.
-fn check_view(view: &CheckedTensor, source: &CheckedTensor) -> Result<(), VerifyError> {
+/// A tensor as rules see it.
+pub(super) fn node_of<'a>(tensors: &'a [GraphTensor], place: u32, rules: &RuleBook) -> Node<'a> {
+    let entry = &tensors[place as usize];
+    let tensor = |place: u32| &tensors[place as usize].tensor;
+    Node {
+        d: &entry.tensor,
+        slots: entry.sources.map(|source| source.map_or(Slot::Absent, |source| Slot::Known(tensor(source)))),
+        view: entry.view_src.map(tensor),
+        cast: entry.sources[1] == Some(place),
+        target: rules.target(),
+    }
+}
+
+/// A view is a part of a tensor that is no view itself, in the same buffer, `view_offs` bytes into it.
+fn check_view(view: &CheckedTensor, viewed: &GraphTensor) -> Result<(), VerifyError> {
+    let refuse = |what| Err(VerifyError::View { name: view.name_text(), what });
+    if viewed.view_src.is_some() {
+        return refuse("a view");
+    }
+    let source = &viewed.tensor;
+    if view.type_() != source.type_() {
+        return refuse("a tensor of another type");
+    }
+    let end = view.view_offs().checked_add(view.extent());
+    if end.is_none_or(|end| end > source.extent()) && view.extent() > 0 {
+        return refuse("more than there is");
+    }
+    let size = u64::from(view.info().size);
+    if !view.view_offs().is_multiple_of(size) {
+        let (name, offset) = (view.name_text(), view.view_offs());
+        return Err(VerifyError::Misaligned { name, offset, alignment: size });
+    }
     let expected =
         source.place().and_then(|place| Some((place.buffer, place.offset.checked_add(view.view_offs())?)));
     let found = view.place().map(|place| (place.buffer, place.offset));
@@ -179,6 +255,15 @@ fn check_view(view: &CheckedTensor, source: &CheckedTensor) -> Result<(), Verify
         return Err(VerifyError::ViewElsewhere { name: view.name_text(), view_offs: view.view_offs() });
     }
     Ok(())
+}
+
+fn check_alignment(tensor: &CheckedTensor, buffers: &impl Buffers) -> Result<(), VerifyError> {
+    let Some(place) = tensor.place() else { return Ok(()) };
+    let alignment = buffers.find(place.buffer).map_or(1, |buffer| buffer.alignment);
+    if place.offset.is_multiple_of(alignment) {
+        return Ok(());
+    }
+    Err(VerifyError::Misaligned { name: tensor.name_text(), offset: place.offset, alignment })
 }
 
 /// What a computation touches must lie in a buffer.
@@ -189,78 +274,31 @@ fn check_placed(tensor: &CheckedTensor) -> Result<(), VerifyError> {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use apir_protocol::graph::{encode_graph, graph_size};
-    use apir_protocol::handle::BufferHandle;
-    use proptest::prelude::*;
-
-    struct OneBuffer;
-
-    impl BufferSizes for OneBuffer {
-        fn buffer_size(&self, token: u64) -> Option<u64> {
-            (token == 7).then_some(1024)
+/// What a node writes is not what it reads, but where its rule wants or allows it to be exactly that.
+fn check_overlaps(rule: &OpRule, node: &Node<'_>) -> Result<(), VerifyError> {
+    let demanded = match rule.result {
+        ResultPlace::Over(slot) => Some(slot),
+        ResultPlace::OverIf(_) if node.view.is_some() => Some(0),
+        ResultPlace::Target => Some(1),
+        _ => None,
+    };
+    let overlap = || {
+        let (name, op) = (node.d.name_text(), rule.name.to_owned());
+        Err(VerifyError::Overlap { name, op })
+    };
+    for slot in 0..MAX_SOURCES {
+        let Some(source) = node.opt(slot) else { continue };
+        let in_place = || rule.works_in_place() && node.d.is_like(source) && node.d.place() == source.place();
+        if demanded != Some(slot) && node.d.overlaps(source) && !in_place() {
+            return overlap();
+        }
+        // A source that is written too is a result of its own.
+        if rule.writes.contains(&slot)
+            && (0..MAX_SOURCES)
+                .any(|other| other != slot && node.opt(other).is_some_and(|o| o.overlaps(source)))
+        {
+            return overlap();
         }
     }
-
-    fn ops() -> OpTable {
-        OpTable::from_names(["NONE", "ADD", "CPY", "VIEW", "CUSTOM"])
-    }
-
-    fn encode(nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
-        let mut bytes = vec![0; graph_size(nodes.len() as u32, tensors.len() as u32) as usize];
-        encode_graph(nodes, tensors, &mut bytes).unwrap();
-        bytes
-    }
-
-    /// a + a view of a.
-    fn sample() -> Vec<u8> {
-        let a = TensorRecord {
-            id: 10,
-            buffer: BufferHandle(7),
-            ne: [4, 1, 1, 1],
-            nb: [4, 16, 16, 16],
-            ..TensorRecord::default()
-        };
-        let mut view = TensorRecord { id: 11, op: 3, view_src: 10, view_offs: 16, data: 16, ..a };
-        let mut sum = TensorRecord { id: 12, op: 1, data: 64, ..a };
-        view.src[0] = 10;
-        (sum.src[0], sum.src[1]) = (10, 11);
-        encode(&[11, 12], &[a, view, sum])
-    }
-
-    #[test]
-    fn a_graph_keeps_its_shape() {
-        let mut verifier = Verifier::default();
-        let graph = verifier.verify(&sample(), &ops(), &OneBuffer).unwrap();
-        assert_eq!(graph.nodes(), [1, 2]);
-        assert_eq!(graph.tensors()[2].sources()[..3], [Some(0), Some(1), None]);
-        assert_eq!(graph.tensors()[1].view_src(), Some(0));
-        assert_eq!(graph.tensors()[2].tensor().place().map(|place| place.offset), Some(64));
-    }
-
-    proptest! {
-        /// Whatever bytes change, a graph that passes has every tensor in its buffer and sources before users.
-        #[test]
-        fn mutants_are_refused_or_sound(edits in prop::collection::vec((0usize..960, any::<u8>()), 1..6)) {
-            let mut bytes = sample();
-            for (at, value) in edits {
-                let at = at % bytes.len();
-                bytes[at] = value;
-            }
-            let mut verifier = Verifier::default();
-            if let Ok(graph) = verifier.verify(&bytes, &ops(), &OneBuffer) {
-                for (index, entry) in graph.tensors().iter().enumerate() {
-                    if let Some(place) = entry.tensor().place() {
-                        prop_assert!(place.buffer == 7 && place.offset + entry.tensor().extent() <= 1024);
-                    }
-                    let copy = entry.tensor().op() == 2;
-                    let mut earlier = entry.sources().into_iter().flatten().chain(entry.view_src());
-                    prop_assert!(earlier.all(|at| (at as usize) < index || copy && at as usize == index));
-                }
-                prop_assert!(graph.nodes().iter().all(|node| *node < graph.tensors().len()));
-            }
-        }
-    }
+    Ok(())
 }

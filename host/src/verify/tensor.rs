@@ -1,13 +1,21 @@
 //! One tensor: type, dimensions, strides, and its place in a buffer.
 #![forbid(unsafe_code)]
 
-use super::{BufferSizes, VerifyError};
+use super::rules::RuleBook;
+use super::{Buffers, VerifyError};
 use apir_ggml::abi::{FLAG_COMPUTE, FLAG_INPUT, FLAG_LOSS, FLAG_OUTPUT, FLAG_PARAM};
-use apir_ggml::{OpKind, OpTable};
+use apir_ggml::{OpKind, TypeInfo};
 use apir_protocol::tensor::{MAX_DIMS, NAME_SIZE, PARAM_WORDS, RawTensor, TensorRecord};
 
 /// The flags that ggml knows; others do not reach a backend.
 const KNOWN_FLAGS: i32 = FLAG_INPUT | FLAG_OUTPUT | FLAG_PARAM | FLAG_LOSS | FLAG_COMPUTE;
+
+/// Most elements of a dimension: kernels count in C ints.
+pub const MAX_DIM: i64 = i32::MAX as i64;
+/// Most rows: kernels round the count up to whole shares of their threads in C ints.
+pub const MAX_ROWS: i64 = i32::MAX as i64 - 4096;
+/// Most bytes that a tensor spans.
+pub const MAX_EXTENT: u64 = 1 << 46;
 
 /// Where a tensor's data lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,12 +24,14 @@ pub struct Place {
     pub buffer: u64,
     /// Bytes from the buffer's base.
     pub offset: u64,
+    /// Bytes from there to the buffer's end.
+    pub room: u64,
 }
 
 /// A tensor of a known type whose elements all lie inside its buffer.
 #[derive(Debug, Clone)]
 pub struct CheckedTensor {
-    type_: u32,
+    info: &'static TypeInfo,
     ne: [i64; MAX_DIMS],
     nb: [u64; MAX_DIMS],
     extent: u64,
@@ -40,8 +50,8 @@ impl CheckedTensor {
     /// [`VerifyError`]
     pub fn from_record(
         record: &TensorRecord,
-        ops: &OpTable,
-        buffers: &impl BufferSizes,
+        rules: &RuleBook,
+        buffers: &impl Buffers,
     ) -> Result<Self, VerifyError> {
         let raw = RawTensor {
             type_: record.type_,
@@ -54,7 +64,7 @@ impl CheckedTensor {
             name: record.name,
             ..RawTensor::default()
         };
-        let mut tensor = Self::from_raw(&raw, ops)?;
+        let mut tensor = Self::from_raw(&raw, rules)?;
         let token = record.buffer.0;
         if token == 0 {
             if record.data != 0 {
@@ -63,8 +73,9 @@ impl CheckedTensor {
             return Ok(tensor);
         }
         let size = buffers
-            .buffer_size(token)
-            .ok_or_else(|| VerifyError::UnknownBuffer { name: tensor.name_text(), token })?;
+            .find(token)
+            .ok_or_else(|| VerifyError::UnknownBuffer { name: tensor.name_text(), token })?
+            .size;
         if record.data.checked_add(tensor.extent).is_none_or(|end| end > size) {
             return Err(VerifyError::OutsideBuffer {
                 name: tensor.name_text(),
@@ -73,7 +84,8 @@ impl CheckedTensor {
                 size,
             });
         }
-        tensor.place = Some(Place { buffer: token, offset: record.data });
+        let room = size - record.data;
+        tensor.place = Some(Place { buffer: token, offset: record.data, room });
         Ok(tensor)
     }
 
@@ -81,24 +93,34 @@ impl CheckedTensor {
     ///
     /// # Errors
     /// [`VerifyError`]
-    pub fn from_raw(raw: &RawTensor, ops: &OpTable) -> Result<Self, VerifyError> {
+    pub fn from_raw(raw: &RawTensor, rules: &RuleBook) -> Result<Self, VerifyError> {
         let name = || name_text(&raw.name);
+        let info = rules.type_info(raw.type_).ok_or_else(|| VerifyError::Extent {
+            name: name(),
+            cause: apir_ggml::ExtentError::UnknownType(raw.type_),
+        })?;
         let extent = apir_ggml::extent(raw.type_, raw.ne, raw.nb)
             .map_err(|cause| VerifyError::Extent { name: name(), cause })?;
-        match ops.kind(raw.op) {
+        check_size(raw, extent)?;
+        let nb = canonical_strides(info, raw.ne, raw.nb).map_err(|dim| VerifyError::Stride {
+            name: name(),
+            dim,
+            stride: raw.nb[dim],
+            size: info.size,
+        })?;
+        match rules.kind(raw.op) {
             None => {
-                return Err(VerifyError::UnknownOp { name: name(), op: raw.op, count: ops.count() });
+                return Err(VerifyError::UnknownOp { name: name(), op: raw.op, count: rules.op_count() });
             }
             Some(OpKind::Callback) => {
-                let op = ops.name(raw.op).unwrap_or_default().to_owned();
-                return Err(VerifyError::Callback { name: name(), op });
+                return Err(VerifyError::Callback { name: name(), op: rules.op_name(raw.op).to_owned() });
             }
             Some(OpKind::None | OpKind::View | OpKind::Compute) => {}
         }
         let mut tensor = Self {
-            type_: raw.type_,
+            info,
             ne: raw.ne,
-            nb: raw.nb,
+            nb,
             extent,
             op: raw.op,
             op_params: raw.op_params,
@@ -114,7 +136,13 @@ impl CheckedTensor {
     /// ggml's number of the element type.
     #[must_use]
     pub fn type_(&self) -> u32 {
-        self.type_
+        self.info.number
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn info(&self) -> &'static TypeInfo {
+        self.info
     }
 
     /// Elements in each dimension.
@@ -123,7 +151,7 @@ impl CheckedTensor {
         self.ne
     }
 
-    /// Bytes from one element to the next in each dimension.
+    /// Bytes from one element to the next in each dimension, canonical where there is one element.
     #[must_use]
     pub fn nb(&self) -> [u64; MAX_DIMS] {
         self.nb
@@ -147,10 +175,23 @@ impl CheckedTensor {
         self.op_params
     }
 
+    /// Puts a value in a parameter that an older guest leaves out.
+    pub(super) fn set_param(&mut self, word: usize, value: i32) {
+        if let Some(param) = self.op_params.get_mut(word) {
+            *param = value;
+        }
+    }
+
     /// ggml's flags, none but those that it knows.
     #[must_use]
     pub fn flags(&self) -> i32 {
         self.flags
+    }
+
+    /// Whether backends execute it if it is a node.
+    #[must_use]
+    pub fn is_executed(&self) -> bool {
+        self.flags & FLAG_COMPUTE != 0
     }
 
     /// The name with its NUL.
@@ -177,14 +218,114 @@ impl CheckedTensor {
         self.place
     }
 
-    /// Whether both have the same type, dimensions and strides.
+    /// Whether both have bytes in common, as far as the stretches they span tell.
     #[must_use]
-    pub fn is_like(&self, other: &Self) -> bool {
-        (self.type_, self.ne, self.nb) == (other.type_, other.ne, other.nb)
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let (Some(own), Some(others)) = (self.place, other.place) else { return false };
+        // Both ends lie inside a buffer: the sums are small.
+        own.buffer == others.buffer
+            && self.extent > 0
+            && other.extent > 0
+            && own.offset < others.offset + other.extent
+            && others.offset < own.offset + self.extent
     }
+}
+
+/// Refuses what a kernel's C ints cannot count.
+fn check_size(raw: &RawTensor, extent: u64) -> Result<(), VerifyError> {
+    let too_large = |what, value: i64, limit: i64| VerifyError::TooLarge {
+        name: name_text(&raw.name),
+        what,
+        value: value as u64,
+        limit: limit as u64,
+    };
+    for elements in raw.ne {
+        if elements > MAX_DIM {
+            return Err(too_large("elements of a dimension", elements, MAX_DIM));
+        }
+    }
+    // Three factors below 2^31 may leave 64 bits.
+    let rows = raw.ne[1..].iter().try_fold(1i64, |rows, elements| rows.checked_mul(*elements));
+    match rows {
+        Some(rows) if rows <= MAX_ROWS => {}
+        rows => return Err(too_large("rows", rows.unwrap_or(i64::MAX), MAX_ROWS)),
+    }
+    if extent > MAX_EXTENT {
+        return Err(too_large("bytes", extent as i64, MAX_EXTENT as i64));
+    }
+    Ok(())
+}
+
+/// The strides with those of one-element dimensions as ggml gives them to a new tensor; else the dimension whose stride no tensor has.
+fn canonical_strides(
+    info: &TypeInfo,
+    ne: [i64; MAX_DIMS],
+    nb: [u64; MAX_DIMS],
+) -> Result<[u64; MAX_DIMS], usize> {
+    if ne.contains(&0) {
+        // Nothing is stepped over.
+        return Ok(nb);
+    }
+    let (size, block) = (u64::from(info.size), i64::from(info.block));
+    let mut strides = nb;
+    // The elements of a row, in units that nb[0] steps over.
+    let units = ne[0] / block;
+    if units == 1 {
+        strides[0] = size;
+    }
+    // A block is never split, nor are blocks of a row spread out.
+    let whole = if info.is_block() { strides[0] == size } else { strides[0] >= size };
+    if !whole || !strides[0].is_multiple_of(size) {
+        return Err(0);
+    }
+    for dim in 1..MAX_DIMS {
+        if ne[dim] == 1 {
+            let below = if dim == 1 { units } else { ne[dim - 1] };
+            strides[dim] = strides[dim - 1].checked_mul(below as u64).ok_or(dim)?;
+        } else if strides[dim] == 0 || !strides[dim].is_multiple_of(size) {
+            return Err(dim);
+        }
+    }
+    Ok(strides)
 }
 
 fn name_text(name: &[u8; NAME_SIZE]) -> String {
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_SIZE);
     String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(type_: u32, ne: [i64; 4], nb: [u64; 4]) -> Result<[u64; 4], usize> {
+        canonical_strides(TypeInfo::get(type_).unwrap(), ne, nb)
+    }
+
+    #[test]
+    fn dimensions_of_one_element_get_ggml_s_strides() {
+        assert_eq!(canonical(0, [4, 1, 1, 1], [4, 999, 0, u64::MAX]), Ok([4, 16, 16, 16]));
+        assert_eq!(canonical(0, [4, 1, 8, 1], [4, 7, 64, 3]), Ok([4, 16, 64, 512]));
+        assert_eq!(canonical(0, [1, 8, 1, 1], [32, 4, 4, 4]), Ok([4, 4, 32, 32]));
+        // A block type's row is one unit of nb[0] for each block.
+        assert_eq!(canonical(2, [64, 1, 2, 1], [18, 0, 36, 0]), Ok([18, 36, 36, 72]));
+        assert_eq!(canonical(2, [32, 4, 1, 1], [999, 18, 0, 0]), Ok([18, 18, 72, 72]));
+        assert_eq!(canonical(0, [0, 3, 1, 1], [4, 0, 7, 1]), Ok([4, 0, 7, 1]), "nothing is stepped over");
+    }
+
+    #[test]
+    fn strides_of_no_tensor_are_refused() {
+        for (type_, ne, nb, dim) in [
+            (0, [4, 2, 1, 1], [2, 16, 0, 0], 0),
+            (0, [4, 2, 1, 1], [0, 16, 0, 0], 0),
+            (0, [4, 2, 1, 1], [6, 16, 0, 0], 0),
+            (0, [4, 2, 1, 1], [4, 0, 0, 0], 1),
+            (0, [4, 2, 2, 1], [4, 16, 33, 0], 2),
+            (0, [4, 2, 2, 2], [4, 16, 32, 0], 3),
+            (2, [64, 2, 1, 1], [36, 18, 0, 0], 0),
+            (2, [64, 2, 1, 1], [18, 35, 0, 0], 1),
+        ] {
+            assert_eq!(canonical(type_, ne, nb), Err(dim), "{type_} {ne:?} {nb:?}");
+        }
+    }
 }

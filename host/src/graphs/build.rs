@@ -1,0 +1,165 @@
+//! From a verified graph to one that the backend can compute.
+#![forbid(unsafe_code)]
+
+use super::snapshot::{Snapshot, Stop};
+use super::{BuiltGraph, SupportCache};
+use crate::context::Objects;
+use crate::error::CommandError;
+use crate::verify::graph::{GraphTensor, VerifiedGraph};
+use crate::verify::rules::RuleBook;
+use apir_ggml::abi::OP_NONE;
+use apir_ggml::library::{Buffer, Device};
+use apir_ggml::{Graph, GraphBuilder, TensorSpec};
+use apir_protocol::handle::BufferHandle;
+use apir_protocol::tensor::MAX_SOURCES;
+use std::collections::HashMap;
+
+/// Where the copies of indices start: every backend's alignment.
+const COPY_ALIGN: u64 = 256;
+
+/// What a graph is built with.
+pub(crate) struct Build<'a> {
+    pub(crate) rules: &'a RuleBook,
+    pub(crate) objects: &'a Objects,
+    pub(crate) device: &'a Device,
+    pub(crate) support: &'a mut SupportCache,
+}
+
+impl Build<'_> {
+    /// Builds a graph and asks the device whether it has its operations and room for their results.
+    pub(crate) fn build(
+        &mut self,
+        verified: &VerifiedGraph<'_>,
+        blob: &[u8],
+        mut builder: GraphBuilder,
+    ) -> Result<BuiltGraph, CommandError> {
+        builder.clear();
+        let (stops, bytes) = self.place_snapshots(verified);
+        let private = match bytes {
+            0 => None,
+            _ => Some(self.private_buffer(bytes)?),
+        };
+        // Whoever reads a snapshot finds its copy behind all other tensors.
+        let mut rebound = HashMap::new();
+        let copies = stops.iter().flat_map(|stop| &stop.snapshots).filter(|snapshot| snapshot.rebind);
+        for (at, snapshot) in copies.clone().enumerate() {
+            for user in &snapshot.users {
+                rebound.insert(*user, verified.tensors().len() + at);
+            }
+        }
+        for (index, entry) in verified.tensors().iter().enumerate() {
+            self.add_tensor(&mut builder, index, entry, &rebound)?;
+        }
+        for snapshot in copies {
+            builder.add_tensor(&snapshot.spec(private.as_ref()))?;
+        }
+        let graph = builder.finish(verified.nodes(), 0)?;
+        self.check_support(verified, &graph)?;
+        self.check_room(verified, &graph)?;
+        Ok(BuiltGraph { blob: blob.to_vec(), graph, stops, private })
+    }
+
+    fn add_tensor(
+        &self,
+        builder: &mut GraphBuilder,
+        index: usize,
+        entry: &GraphTensor,
+        rebound: &HashMap<(u32, usize), usize>,
+    ) -> Result<(), CommandError> {
+        let tensor = entry.tensor();
+        let buffer = match tensor.place() {
+            Some(place) => Some((self.objects.buffer(BufferHandle(place.buffer))?, place.offset)),
+            None => None,
+        };
+        // What another graph computed is data in this one, and its history is nobody's business.
+        let is_node = entry.node().is_some();
+        let source = |slot: usize| {
+            let copy = rebound.get(&(index as u32, slot)).copied();
+            copy.or(entry.sources()[slot].map(|source| source as usize)).filter(|_| is_node)
+        };
+        let name = tensor.name();
+        builder.add_tensor(&TensorSpec {
+            type_: tensor.type_(),
+            ne: tensor.ne(),
+            nb: tensor.nb(),
+            op: if is_node { tensor.op() } else { OP_NONE },
+            op_params: if is_node { tensor.op_params() } else { Default::default() },
+            flags: tensor.flags(),
+            name: &name,
+            buffer: buffer.map(|(buffer, _)| buffer.memory.ggml()),
+            data: buffer.map_or(0, |(buffer, offset)| buffer.memory.ggml().base() + offset as usize),
+            src: std::array::from_fn::<_, MAX_SOURCES, _>(source),
+            view_src: entry.view_src().map(|viewed| viewed as usize),
+            view_offs: tensor.view_offs(),
+            // A node's users in other graphs of the guest are not on this wire: a backend must not fuse it away.
+            use_count: Some(0),
+        })?;
+        Ok(())
+    }
+
+    /// The plan's snapshots with their place among the copies, and the bytes of all copies.
+    fn place_snapshots(&self, verified: &VerifiedGraph<'_>) -> (Vec<Stop>, u64) {
+        let mut end = 0u64;
+        let mut place = |snapshot: &crate::verify::indices::Snapshot| {
+            let source = verified.tensors()[snapshot.source as usize].tensor();
+            let placed = Snapshot::new(snapshot, source, end);
+            if placed.rebind {
+                // The verifier has limited the sum of these sizes.
+                end = (end + placed.bytes()).next_multiple_of(COPY_ALIGN);
+            }
+            placed
+        };
+        let stops = verified.plan().stops.iter();
+        let stops = stops
+            .map(|stop| Stop {
+                before: stop.before,
+                snapshots: stop.snapshots.iter().map(&mut place).collect(),
+            })
+            .collect();
+        (stops, end)
+    }
+
+    fn private_buffer(&self, bytes: u64) -> Result<Buffer, CommandError> {
+        let buffer_type = self.device.buffer_type()?;
+        let buffer = usize::try_from(bytes).ok().and_then(|bytes| buffer_type.alloc_buffer(bytes));
+        let buffer = buffer.ok_or(CommandError::NoIndexMemory(bytes))?;
+        buffer.clear(0)?;
+        Ok(buffer)
+    }
+
+    /// The device's own word on every operation; its query is no check and must come after ours.
+    fn check_support(&mut self, verified: &VerifiedGraph<'_>, graph: &Graph) -> Result<(), CommandError> {
+        for index in verified.nodes() {
+            let entry = &verified.tensors()[*index];
+            if !entry.is_computed(self.rules) {
+                continue;
+            }
+            let Some(node) = graph.tensor(*index) else { continue };
+            if !self.support.ask(self.device, node) {
+                let (name, op) =
+                    (entry.tensor().name_text(), self.rules.op_name(entry.tensor().op()).to_owned());
+                return Err(CommandError::Unsupported { name, op });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the device needs for a tensor, which may be more than it spans, lies inside its buffer.
+    fn check_room(&self, verified: &VerifiedGraph<'_>, graph: &Graph) -> Result<(), CommandError> {
+        for (index, entry) in verified.tensors().iter().enumerate() {
+            let tensor = entry.tensor();
+            let Some(place) = tensor.place() else { continue };
+            // Kernels read blocks past a row's end, also of a view; everything else is measured where it was allocated.
+            if entry.view_src().is_some() && !tensor.info().is_block() {
+                continue;
+            }
+            let buffer = self.objects.buffer(BufferHandle(place.buffer))?;
+            let Some(built) = graph.tensor(index) else { continue };
+            let need = buffer.buffer_type.alloc_size(built)?;
+            if need > place.room {
+                return Err(CommandError::NoRoom { name: tensor.name_text(), need, room: place.room });
+            }
+        }
+        Ok(())
+    }
+}

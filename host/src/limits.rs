@@ -1,0 +1,131 @@
+//! How much a context may take, from the renderer's keys and the environment.
+#![forbid(unsafe_code)]
+
+use crate::error::InitializeError;
+use crate::verify::indices::IndexCheck;
+
+/// Limits of one context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of all buffers, and the most that is reported as the device's memory; without one the device's own size is the limit.
+    pub device_bytes: Option<u64>,
+    /// Bytes of the buffers that lie in shared memory.
+    pub mapped_bytes: Option<u64>,
+    /// Buffers alive at once.
+    pub buffers: u64,
+    /// Graphs kept to be computed again without a check.
+    pub cached_graphs: u64,
+    /// Nodes of a graph, and tensors of a graph.
+    pub graph_nodes: u64,
+    /// Bytes of a command, without what it points to.
+    pub command_bytes: u64,
+    /// Refused commands before the context is dropped.
+    pub bad_commands: u64,
+    /// Log lines that the guest may cause in a second.
+    pub log_lines: u64,
+    /// Which indices are looked at; without a choice all where the device uses host memory, else those that the graph does not compute.
+    pub index_check: Option<IndexCheck>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            device_bytes: None,
+            mapped_bytes: None,
+            buffers: 65_536,
+            cached_graphs: 4,
+            graph_nodes: 1 << 20,
+            command_bytes: 64 << 10,
+            bad_commands: 1_000_000,
+            log_lines: 10,
+            index_check: None,
+        }
+    }
+}
+
+impl Limits {
+    /// Reads `APIR_MAX_DEVICE_BYTES` and its like; a key of the renderer, `apir.max_device_bytes`, comes before its variable.
+    ///
+    /// # Errors
+    /// [`InitializeError::Variable`]
+    pub fn read(
+        key: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, InitializeError> {
+        let text = |name: &'static str| {
+            let rest = name.strip_prefix("APIR_").unwrap_or(name);
+            let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+            set(key(&format!("apir.{}", rest.to_ascii_lowercase()))).or_else(|| set(variable(name)))
+        };
+        let number = |name: &'static str, least: u64| match text(name) {
+            None => Ok(None),
+            Some(value) => match value.parse() {
+                Ok(number) if number >= least => Ok(Some(number)),
+                _ => {
+                    let fix = if least == 0 { "must be a number" } else { "must be a number from 1 on" };
+                    Err(InitializeError::Variable { name, value, fix })
+                }
+            },
+        };
+        let default = Self::default();
+        Ok(Self {
+            device_bytes: number("APIR_MAX_DEVICE_BYTES", 1)?,
+            mapped_bytes: number("APIR_MAX_MAPPED_BYTES", 0)?,
+            buffers: number("APIR_MAX_BUFFERS", 1)?.unwrap_or(default.buffers),
+            cached_graphs: number("APIR_MAX_CACHED_GRAPHS", 0)?.unwrap_or(default.cached_graphs),
+            graph_nodes: number("APIR_MAX_GRAPH_NODES", 1)?.unwrap_or(default.graph_nodes),
+            command_bytes: number("APIR_MAX_COMMAND_BYTES", 1)?.unwrap_or(default.command_bytes),
+            bad_commands: number("APIR_MAX_BAD_COMMANDS", 1)?.unwrap_or(default.bad_commands),
+            log_lines: number("APIR_MAX_LOG_LINES", 0)?.unwrap_or(default.log_lines),
+            index_check: match text("APIR_INDEX_CHECK") {
+                None => None,
+                Some(value) => Some(match value.as_str() {
+                    "all" => IndexCheck::All,
+                    "leaf" => IndexCheck::Leaf,
+                    "off" => IndexCheck::Off,
+                    _ => {
+                        let (name, fix) = ("APIR_INDEX_CHECK", "must be all, leaf or off");
+                        return Err(InitializeError::Variable { name, value, fix });
+                    }
+                }),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(keys: &[(&str, &str)], variables: &[(&str, &str)]) -> Result<Limits, String> {
+        let find = |list: &[(&str, &str)], name: &str| {
+            list.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        Limits::read(|name| find(keys, name), |name| find(variables, name)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_come_before_variables_and_defaults_last() {
+        assert_eq!(read(&[], &[("APIR_MAX_BUFFERS", "")]).unwrap(), Limits::default());
+        let variables = [
+            ("APIR_MAX_DEVICE_BYTES", "1073741824"),
+            ("APIR_MAX_BUFFERS", "7"),
+            ("APIR_INDEX_CHECK", "leaf"),
+        ];
+        let limits = read(&[("apir.max_buffers", "9")], &variables).unwrap();
+        assert_eq!((limits.device_bytes, limits.buffers), (Some(1 << 30), 9));
+        assert_eq!(limits.index_check, Some(IndexCheck::Leaf));
+        assert_eq!(read(&[("apir.max_cached_graphs", "0")], &[]).unwrap().cached_graphs, 0);
+    }
+
+    #[test]
+    fn faults_name_the_variable_and_the_fix() {
+        for (name, value, words) in [
+            ("APIR_MAX_BUFFERS", "0", "APIR_MAX_BUFFERS=0: must be a number from 1 on"),
+            ("APIR_MAX_LOG_LINES", "-1", "APIR_MAX_LOG_LINES=-1: must be a number"),
+            ("APIR_INDEX_CHECK", "some", "APIR_INDEX_CHECK=some: must be all, leaf or off"),
+        ] {
+            assert_eq!(read(&[], &[(name, value)]).unwrap_err(), words);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! One half of a tensor, or one of two, gates the other.
+#![forbid(unsafe_code)]
+
+use crate::verify::rules::{OpRule, may, must, need};
+use crate::verify::types::{BF16, F16, F32, is_float};
+
+/// With alpha and a limit.
+const SWIGLU_OAI: i64 = 3;
+/// With a limit; came after ggml 0.21.
+const SWIGLU_CLAMP: i64 = 6;
+
+pub const RULES: &[OpRule] = &[OpRule {
+    name: "GLU",
+    sources: &[need("a"), may("gate")],
+    params: &["unit", "swapped", "alpha", "limit"],
+    clauses: &[
+        must("the unit is one that this ggml has", |n| {
+            (0..=5).contains(&n.p(0)) || n.p(0) == SWIGLU_CLAMP && n.target.modern
+        }),
+        must("swapped is 0 or 1", |n| matches!(n.p(1), 0 | 1)),
+        must("only SWIGLU_OAI and SWIGLU_CLAMP have a limit, the first also alpha", |n| match n.p(0) {
+            SWIGLU_OAI => true,
+            SWIGLU_CLAMP => n.p(2) == 0,
+            _ => n.p(2) == 0 && n.p(3) == 0,
+        }),
+        must("the limit is not negative", |n| n.f(3) >= 0.0),
+        must("a is a float type that the unit knows, and so are gate and result", |n| {
+            let a = n.s(0).type_();
+            let known = match n.p(0) {
+                SWIGLU_OAI => a == F32,
+                SWIGLU_CLAMP => a == F32 || a == F16,
+                _ => is_float(a) && (a != BF16 || n.target.modern),
+            };
+            n.on_cpu(known) && is_float(a) && n.t() == a && n.fits(1, |gate| gate.type_() == a)
+        }),
+        must("gate has a's shape", |n| n.fits(1, |gate| gate.same_shape(n.s(0)))),
+        must("the result's rows are as long as a's, without a gate half as long", |n| {
+            let a = n.s(0).ne()[0];
+            n.d.ne()[0] == if n.lacks(1) { a / 2 } else { a } && (!n.lacks(1) || a % 2 == 0)
+        }),
+        must("the result has as many rows as a", |n| n.d.ne()[1..] == n.s(0).ne()[1..]),
+        must("the rows of a and gate are packed and even", |n| {
+            n.s(0).has_even_rows() && n.fits(1, |gate| gate.has_even_rows())
+        }),
+    ],
+    ..OpRule::BLANK
+}];

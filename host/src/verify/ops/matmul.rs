@@ -1,0 +1,139 @@
+//! Matrix products.
+#![forbid(unsafe_code)]
+
+use crate::verify::layout::divides;
+use crate::verify::node::Node;
+use crate::verify::rules::{Clause, OpRule, Read, must, need};
+use crate::verify::types::{BF16, F16, F32, I32, dot_type, is_readable_block};
+use apir_ggml::TypeInfo;
+
+/// Scratch of a thread's tiles, and the lines that keep threads apart.
+const TILES: u64 = (512 << 10) + 256;
+/// Most bytes between two threads' counters.
+const CACHE_LINE: u64 = 256;
+
+/// Set when a is a Hadamard matrix: kernels then ignore it and transform b.
+fn is_hadamard(n: &Node<'_>) -> bool {
+    n.p(1) == 1
+}
+
+/// Whether CPU kernels multiply a with b as it is, or turn b into what they multiply with.
+fn multiplies(n: &Node<'_>) -> bool {
+    let b = n.s(1).type_();
+    match dot_type(n.s(0).type_()) {
+        None => false,
+        Some(F32) => matches!(b, F32) || matches!(b, F16 | BF16) && n.target.modern,
+        Some(dot) => b == F32 || b == dot,
+    }
+}
+
+/// Bytes of b as what a is multiplied with.
+fn converted(n: &Node<'_>) -> Option<u64> {
+    let dot = dot_type(n.s(0).type_()).and_then(TypeInfo::get)?;
+    if n.s(1).type_() == dot.number {
+        return Some(0);
+    }
+    dot.row_size(n.s(1).elements() as u64)
+}
+
+fn is_precision(value: i64) -> bool {
+    matches!(value, 0 | 10 | 15 | 20 | 30 | 40)
+}
+
+const TYPES: Clause =
+    must("the result is F32; on a CPU, a has a dot product, and b is F32 or the type of it", |n| {
+        n.t() == F32 && n.on_cpu(multiplies(n)) && n.s(1).type_() != I32
+    });
+const PACKED: Clause =
+    must("the rows of a and b are packed", |n| n.s(0).has_packed_rows() && n.s(1).has_packed_rows());
+const ROW_LENGTH: Clause =
+    must("the rows of a and b have the same length", |n| n.s(0).ne()[0] == n.s(1).ne()[0]);
+const PRECISION: Clause =
+    must("precisions are ones that ggml has", |n| matches!(n.p(0), 0 | 10 | 15 | 20) && is_precision(n.p(3)));
+
+pub const RULES: &[OpRule] = &[
+    OpRule {
+        name: "MUL_MAT",
+        sources: &[need("a"), need("b")],
+        params: &["precision", "hint", "", "precision of b"],
+        clauses: &[
+            TYPES,
+            PACKED,
+            ROW_LENGTH,
+            must("a's third and fourth dimension divide b's", |n| {
+                (2..4).all(|dim| divides(n.s(0).ne()[dim], n.s(1).ne()[dim]))
+            }),
+            must("the result has a row for each of b's, as long as a has rows", |n| {
+                let (a, b) = (n.s(0).ne(), n.s(1).ne());
+                n.d.ne() == [a[1], b[1], b[2], b[3]]
+            }),
+            PRECISION,
+            must("the hint is none, or that a is a Hadamard matrix", |n| matches!(n.p(1), 0 | 1)),
+            must("a Hadamard matrix is F32, square, a power of two wide, and b F32 or F16", |n| {
+                let [width, height, ne2, ne3] = n.s(0).ne();
+                !is_hadamard(n)
+                    || n.s(0).type_() == F32
+                        && matches!(n.s(1).type_(), F32 | F16)
+                        && width == height
+                        && width.count_ones() == 1
+                        && (ne2, ne3) == (1, 1)
+            }),
+        ],
+        work: |n, threads| converted(n).unwrap_or(0).checked_add(threads.checked_mul(TILES)?),
+        ..OpRule::BLANK
+    },
+    OpRule {
+        name: "MUL_MAT_ID",
+        sources: &[need("a"), need("b"), need("ids")],
+        params: &["precision", "", "", "precision of b"],
+        reads: &[Read::Index { source: 2, below: "the matrices of a", bound: |n| n.s(0).ne()[2] }],
+        clauses: &[
+            TYPES,
+            must("ids is I32", |n| n.s(2).type_() == I32),
+            PACKED,
+            ROW_LENGTH,
+            must("a and b have three dimensions, ids is a matrix", |n| {
+                n.s(0).is_3d() && n.s(1).is_3d() && n.s(2).is_matrix()
+            }),
+            must("ids has a row for each of b's matrices", |n| n.s(2).ne()[1] == n.s(1).ne()[2]),
+            must("b's rows divide those that are used for a token", |n| {
+                divides(n.s(1).ne()[1], n.s(2).ne()[0])
+            }),
+            must("the result has a row for each id, as long as a has rows", |n| {
+                n.d.ne() == [n.s(0).ne()[1], n.s(2).ne()[0], n.s(2).ne()[1], 1]
+            }),
+            PRECISION,
+        ],
+        work: |n, threads| {
+            let (experts, ids) = (n.s(0).ne()[2] as u64, n.s(2).elements() as u64);
+            let map = ids.checked_mul(8)?.checked_add(8 + CACHE_LINE)?.checked_mul(experts)?;
+            let rest = threads.checked_mul(TILES)?.checked_add(CACHE_LINE)?;
+            converted(n).unwrap_or(0).checked_add(map)?.checked_add(rest)
+        },
+        ..OpRule::BLANK
+    },
+    OpRule {
+        name: "OUT_PROD",
+        sources: &[need("a"), need("b")],
+        clauses: &[
+            must("a is F32, F16 or blocks that become floats, b and the result F32", |n| {
+                let a = n.s(0).type_();
+                (matches!(a, F32 | F16) || is_readable_block(a)) && n.s(1).type_() == F32 && n.t() == F32
+            }),
+            must("a has as many rows as b", |n| n.s(0).ne()[1] == n.s(1).ne()[1]),
+            must("a's third and fourth dimension divide b's; on a CPU they are b's unless a is F32", |n| {
+                (2..4).all(|dim| {
+                    let (a, b) = (n.s(0).ne()[dim], n.s(1).ne()[dim]);
+                    divides(a, b) && (a == b || n.s(0).type_() == F32 || !n.target.cpu)
+                })
+            }),
+            must("the result has a row for each element of b's rows, as long as a's", |n| {
+                let (a, b) = (n.s(0).ne(), n.s(1).ne());
+                n.d.ne() == [a[0], b[0], b[2], b[3]]
+            }),
+            must("the rows of a are packed", |n| n.s(0).has_packed_rows()),
+        ],
+        work: |n, threads| (4 * n.s(0).ne()[0] as u64).checked_mul(threads),
+        ..OpRule::BLANK
+    },
+];

@@ -1,0 +1,84 @@
+//! Rows by index.
+#![forbid(unsafe_code)]
+
+use crate::verify::layout::divides;
+use crate::verify::rules::{Clause, OpRule, Read, ResultPlace, must, need};
+use crate::verify::types::{F16, F32, I32, I64, is_float, is_readable_block, is_writable_block};
+
+const PACKED_A: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
+
+pub const RULES: &[OpRule] = &[
+    OpRule {
+        name: "GET_ROWS",
+        sources: &[need("a"), need("ids")],
+        reads: &[Read::Index { source: 1, below: "the rows of a", bound: |n| n.s(0).ne()[1] }],
+        clauses: &[
+            must(
+                "a is a float type, I32 or blocks that become floats; the result is I32 if a is, else F32",
+                |n| {
+                    let a = n.s(0).type_();
+                    (is_float(a) || a == I32 || is_readable_block(a))
+                        && n.t() == if a == I32 { I32 } else { F32 }
+                },
+            ),
+            must("ids is I32", |n| n.s(1).type_() == I32),
+            must("ids has three dimensions, of which the higher are a's", |n| {
+                n.s(1).is_3d() && n.s(0).ne()[2..] == n.s(1).ne()[1..3]
+            }),
+            must("the result has a row of a for each id", |n| {
+                let ids = n.s(1).ne();
+                n.d.ne() == [n.s(0).ne()[0], ids[0], ids[1], ids[2]]
+            }),
+            PACKED_A,
+        ],
+        ..OpRule::BLANK
+    },
+    OpRule {
+        name: "GET_ROWS_BACK",
+        sources: &[need("a"), need("ids")],
+        reads: &[Read::Index { source: 1, below: "the rows of the result", bound: |n| n.d.ne()[1] }],
+        clauses: &[
+            must("a is F32 or F16, ids I32, the result F32", |n| {
+                matches!(n.s(0).type_(), F32 | F16) && n.s(1).type_() == I32 && n.t() == F32
+            }),
+            must("a and the result are matrices with rows of the same length", |n| {
+                n.s(0).is_matrix() && n.d.is_matrix() && n.s(0).ne()[0] == n.d.ne()[0]
+            }),
+            must("ids is dense, and a has a row for each of them", |n| {
+                n.s(1).is_dense() && n.s(0).ne()[1] >= n.s(1).elements()
+            }),
+            PACKED_A,
+        ],
+        ..OpRule::BLANK
+    },
+    OpRule {
+        name: "SET_ROWS",
+        sources: &[need("a"), need("ids"), need("target")],
+        result: ResultPlace::Over(2),
+        reads: &[Read::Index { source: 1, below: "the rows of the target", bound: |n| n.d.ne()[1] }],
+        clauses: &[
+            must(
+                "a is F32 or F16, ids I64 or I32, the target a float type, I32 or blocks made of floats",
+                |n| {
+                    let (a, ids, target) = (n.s(0).type_(), n.s(1).type_(), n.t());
+                    matches!(a, F32 | F16)
+                        && matches!(ids, I64 | I32)
+                        && (is_float(target) || target == I32 || is_writable_block(target))
+                },
+            ),
+            must("a's rows are as long as the target's, and its higher dimensions are the target's", |n| {
+                let (a, d) = (n.s(0).ne(), n.d.ne());
+                (a[0], a[2], a[3]) == (d[0], d[2], d[3])
+            }),
+            must("ids has three dimensions: one element for each row of a, the others divide a's", |n| {
+                let (a, ids) = (n.s(0).ne(), n.s(1).ne());
+                n.s(1).is_3d() && ids[0] == a[1] && divides(ids[1], a[2]) && divides(ids[2], a[3])
+            }),
+            must("the rows of a and of the target are packed", |n| {
+                n.s(0).has_packed_rows() && n.d.has_packed_rows()
+            }),
+        ],
+        work: |n, threads| (4 * n.s(0).ne()[0] as u64).checked_mul(threads),
+        ..OpRule::BLANK
+    },
+];

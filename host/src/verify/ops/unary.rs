@@ -1,0 +1,80 @@
+//! Maps of one tensor, element by element.
+#![forbid(unsafe_code)]
+
+use crate::verify::node::Node;
+use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
+use crate::verify::types::{BF16, F16, F32, is_float};
+
+const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
+const PACKED: Clause =
+    must("the rows of a and of the result are packed", |n| n.s(0).has_packed_rows() && n.d.has_packed_rows());
+const EVEN: Clause = must("the rows of a and of the result are packed and even", |n| {
+    n.s(0).has_even_rows() && n.d.has_even_rows()
+});
+const DENSE: Clause = must("a is dense, and so is the result", |n| n.s(0).is_dense() && n.d.is_dense());
+const F32_OR_F16: Clause = must("a is F32 or F16, and so is the result", |n| {
+    matches!(n.s(0).type_(), F32 | F16) && n.t() == n.s(0).type_()
+});
+
+/// The result is of a's float type, or F32.
+fn maps(n: &Node<'_>) -> bool {
+    is_float(n.s(0).type_()) && (n.t() == n.s(0).type_() || n.t() == F32)
+}
+
+/// Kernels that look at a's type only.
+const GELU: i64 = 8;
+const GELU_QUICK: i64 = 9;
+const SILU: i64 = 10;
+const GELU_ERF: i64 = 16;
+/// The map with four parameters.
+const XIELU: i64 = 17;
+
+const MAP: OpRule = OpRule {
+    name: "",
+    sources: &[need("a")],
+    result: ResultPlace::InPlace,
+    clauses: &[must("a is a float type, the result of the same or F32", maps), SHAPE_OF_A, PACKED],
+    ..OpRule::BLANK
+};
+
+pub const RULES: &[OpRule] = &[
+    OpRule { name: "SQR", ..MAP },
+    OpRule { name: "SQRT", ..MAP },
+    OpRule { name: "LOG", ..MAP },
+    OpRule { name: "SIN", ..MAP },
+    OpRule { name: "COS", ..MAP },
+    OpRule {
+        name: "UNARY",
+        params: &["map", "alpha n", "alpha p", "beta", "eps"],
+        clauses: &[
+            must("map is 0 to 21", |n| (0..=21).contains(&n.p(0))),
+            must("only XIELU has more parameters", |n| n.p(0) == XIELU || n.d.op_params()[1..] == [0; 15]),
+            must("a is a float type, the result of the same or F32", maps),
+            must("GELU, its variants and SILU keep a's type", |n| {
+                !matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF)
+                    || n.t() == n.s(0).type_() && (n.t() != BF16 || n.target.modern)
+            }),
+            SHAPE_OF_A,
+            PACKED,
+            must("XIELU's rows are even", |n| {
+                n.p(0) != XIELU || n.s(0).has_even_rows() && n.d.has_even_rows()
+            }),
+        ],
+        ..MAP
+    },
+    OpRule { name: "LEAKY_RELU", params: &["slope"], clauses: &[F32_OR_F16, SHAPE_OF_A, EVEN], ..MAP },
+    OpRule { name: "CLAMP", params: &["min", "max"], clauses: &[F32_OR_F16, SHAPE_OF_A, EVEN], ..MAP },
+    OpRule {
+        name: "SCALE",
+        params: &["scale", "bias"],
+        clauses: &[
+            must("a is F32 or BF16, and so is the result", |n| {
+                let a = n.s(0).type_();
+                n.t() == a && (a == F32 || a == BF16 && n.target.modern || a == F16 && !n.target.cpu)
+            }),
+            SHAPE_OF_A,
+            DENSE,
+        ],
+        ..MAP
+    },
+];

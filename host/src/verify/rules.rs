@@ -1,0 +1,338 @@
+//! Rules of operations: what they say, and how a node is held against them.
+//!
+//! ggml checks most of this when a program builds a node and next to nothing when a backend executes it. Here every node is checked, whoever
+//! built it.
+#![forbid(unsafe_code)]
+
+use super::VerifyError;
+use super::node::{Node, Target};
+use super::ops;
+use super::tensor::CheckedTensor;
+use apir_ggml::{OpKind, OpTable, TypeInfo, Version};
+use apir_protocol::tensor::{MAX_SOURCES, PARAM_WORDS};
+
+/// Most bytes of work memory that one node may make a CPU backend take.
+pub const MAX_WORK: u64 = 4 << 30;
+
+/// The rules of one operation.
+#[derive(Debug, Clone, Copy)]
+pub struct OpRule {
+    /// ggml's name of the operation.
+    pub name: &'static str,
+    /// The sources by slot; other slots are empty.
+    pub sources: &'static [Source],
+    /// What the parameter words hold by place; an empty name, or none, is a word that must be 0.
+    pub params: &'static [&'static str],
+    /// Parameters that older guests leave 0, and what they mean by it.
+    pub absent_params: &'static [(usize, i32)],
+    /// Where the result may lie.
+    pub result: ResultPlace,
+    /// Sources whose contents decide which memory the kernel touches.
+    pub reads: &'static [Read],
+    /// Sources that the kernel writes too.
+    pub writes: &'static [usize],
+    /// What else must hold, looked at in this order.
+    pub clauses: &'static [Clause],
+    /// Bytes of work memory for a number of threads; none when 64 bits do not hold them.
+    pub work: fn(&Node<'_>, u64) -> Option<u64>,
+}
+
+impl OpRule {
+    /// An operation that has no sources and no rules.
+    pub const BLANK: Self = Self {
+        name: "",
+        sources: &[],
+        params: &[],
+        absent_params: &[],
+        result: ResultPlace::Fresh,
+        reads: &[],
+        writes: &[],
+        clauses: &[],
+        work: |_, _| Some(0),
+    };
+}
+
+/// A source of an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    /// What the rules call it.
+    pub name: &'static str,
+    /// Whether the operation can do without.
+    pub optional: bool,
+}
+
+/// A source that must be there.
+#[must_use]
+pub const fn need(name: &'static str) -> Source {
+    Source { name, optional: false }
+}
+
+/// A source that may be absent.
+#[must_use]
+pub const fn may(name: &'static str) -> Source {
+    Source { name, optional: true }
+}
+
+/// Something that must hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Clause {
+    /// In words.
+    pub what: &'static str,
+    /// Whether it does.
+    pub holds: fn(&Node<'_>) -> bool,
+}
+
+/// A clause of a rule.
+#[must_use]
+pub const fn must(what: &'static str, holds: fn(&Node<'_>) -> bool) -> Clause {
+    Clause { what, holds }
+}
+
+/// Where a result may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResultPlace {
+    /// Memory that no source lies in, packed densely.
+    Fresh,
+    /// Memory that no source lies in; a clause says how it is packed.
+    Own,
+    /// As fresh, or exactly over a source of the same type, dimensions and strides.
+    InPlace,
+    /// Exactly over the source in this slot, of which it is a view.
+    Over(usize),
+    /// Over the first source when this parameter is 1, fresh when it is 0.
+    OverIf(usize),
+    /// Exactly over the second source, which says where to copy to; for a cast, which is its own second source, fresh.
+    Target,
+    /// Another look at the first source's memory.
+    View,
+}
+
+/// How a source's contents decide which memory is touched.
+#[derive(Debug, Clone, Copy)]
+pub enum Read {
+    /// Every element is an index from 0 to below a bound.
+    Index {
+        /// The slot.
+        source: usize,
+        /// The bound in words.
+        below: &'static str,
+        /// The bound.
+        bound: fn(&Node<'_>) -> i64,
+    },
+    /// A sort goes astray when the values change under it.
+    Steady {
+        /// The slot.
+        source: usize,
+    },
+}
+
+impl Read {
+    /// The slot.
+    #[must_use]
+    pub fn source(&self) -> usize {
+        match self {
+            Self::Index { source, .. } | Self::Steady { source } => *source,
+        }
+    }
+}
+
+/// Whether something holds; if not, what should.
+pub type Checked = Result<(), &'static str>;
+
+impl OpRule {
+    /// Holds a node against this rule. Placement is checked as far as the tensors are placed.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn check(&self, node: &Node<'_>) -> Checked {
+        self.check_sources(node)?;
+        self.check_params(node.d)?;
+        self.check_result(node)?;
+        for clause in self.clauses {
+            if !(clause.holds)(node) {
+                return Err(clause.what);
+            }
+        }
+        match (self.work)(node, node.target.threads) {
+            Some(bytes) if bytes <= MAX_WORK => Ok(()),
+            _ => Err("the work buffer of a CPU backend takes at most 4 GiB"),
+        }
+    }
+
+    fn check_sources(&self, node: &Node<'_>) -> Checked {
+        for slot in 0..MAX_SOURCES {
+            match self.sources.get(slot) {
+                Some(source) if source.optional => {}
+                Some(_) if node.opt(slot).is_some() => {}
+                Some(_) => return Err("a required source is absent"),
+                None if node.lacks(slot) => {}
+                None => return Err("it has more sources than the operation takes"),
+            }
+        }
+        // Kernels test only the result for emptiness, and divide by a source's dimensions.
+        if !node.d.is_empty() && node.sources().any(CheckedTensor::is_empty) {
+            return Err("a result with elements has no source without");
+        }
+        Ok(())
+    }
+
+    fn check_params(&self, result: &CheckedTensor) -> Checked {
+        let named = |word: usize| self.params.get(word).is_some_and(|name| !name.is_empty());
+        let params = result.op_params();
+        match (0..PARAM_WORDS).any(|word| params[word] != 0 && !named(word)) {
+            true => Err("parameters that the operation does not have are 0"),
+            false => Ok(()),
+        }
+    }
+
+    fn check_result(&self, node: &Node<'_>) -> Checked {
+        match self.result {
+            ResultPlace::Fresh => fresh(node),
+            ResultPlace::Own => own(node),
+            ResultPlace::InPlace if node.view.is_some() => over(node, 0),
+            ResultPlace::InPlace => fresh(node),
+            ResultPlace::Over(slot) => over(node, slot),
+            ResultPlace::OverIf(word) => match node.p(word) {
+                0 => fresh(node),
+                1 => over(node, 0),
+                _ => Err("the in-place flag is 0 or 1"),
+            },
+            ResultPlace::Target if node.cast => fresh(node),
+            ResultPlace::Target => over(node, 1),
+            ResultPlace::View => match node.view {
+                Some(_) => Ok(()),
+                None => Err("the result is a view"),
+            },
+        }
+    }
+
+    /// Whether the result may lie exactly over a source that has its layout.
+    #[must_use]
+    pub fn works_in_place(&self) -> bool {
+        matches!(self.result, ResultPlace::InPlace)
+    }
+}
+
+fn own(node: &Node<'_>) -> Checked {
+    if node.view.is_some() { Err("the result has memory of its own") } else { Ok(()) }
+}
+
+fn fresh(node: &Node<'_>) -> Checked {
+    own(node)?;
+    if node.d.is_dense() { Ok(()) } else { Err("the result is dense") }
+}
+
+fn over(node: &Node<'_>, slot: usize) -> Checked {
+    if node.view.is_none() {
+        return Err("the result is a view of the source that it is written over");
+    }
+    let source = node.s(slot);
+    if !node.d.is_like(source) {
+        return Err("the result has the layout of the source that it is written over");
+    }
+    if let (Some(place), Some(expected)) = (node.d.place(), source.place())
+        && place != expected
+    {
+        return Err("the result lies where the source that it is written over does");
+    }
+    Ok(())
+}
+
+/// The rules for one ggml library: its operations by number, its types.
+#[derive(Debug)]
+pub struct RuleBook {
+    entries: Vec<Entry>,
+    last_type: u32,
+    target: Target,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    kind: OpKind,
+    rule: Option<&'static OpRule>,
+}
+
+/// The first release that is known to have Q2_0, and the last type before it.
+const Q2_0_SINCE: Version = Version { major: 0, minor: 21, patch: 0 };
+const TYPES_BEFORE_Q2_0: u32 = 41;
+/// The first release that is known to have the kernels of [`Target::modern`].
+const MODERN_SINCE: Version = Version { major: 0, minor: 25, patch: 0 };
+
+impl RuleBook {
+    /// Rules for a library of this version with these operations, on a device that is a CPU or not.
+    #[must_use]
+    pub fn new(ops: &OpTable, version: Version, cpu: bool, threads: usize) -> Self {
+        let entry = |op: u32| {
+            let name = ops.name(op).unwrap_or_default();
+            let kind = ops.kind(op).unwrap_or(OpKind::Callback);
+            Entry { name: name.to_owned(), kind, rule: ops::find(name) }
+        };
+        Self {
+            entries: (0..ops.count()).map(entry).collect(),
+            last_type: if version < Q2_0_SINCE { TYPES_BEFORE_Q2_0 } else { u32::MAX },
+            target: Target { cpu, modern: version >= MODERN_SINCE, threads: threads.max(1) as u64 },
+        }
+    }
+
+    /// The element type of a number, if this ggml has it.
+    #[must_use]
+    pub fn type_info(&self, number: u32) -> Option<&'static TypeInfo> {
+        TypeInfo::get(number).filter(|info| info.number <= self.last_type)
+    }
+
+    /// How many operations this ggml has.
+    #[must_use]
+    pub fn op_count(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// An operation's name, empty for a number that this ggml does not have.
+    #[must_use]
+    pub fn op_name(&self, op: u32) -> &str {
+        self.entries.get(op as usize).map_or("", |entry| &entry.name)
+    }
+
+    /// What executing an operation does.
+    #[must_use]
+    pub fn kind(&self, op: u32) -> Option<OpKind> {
+        self.entries.get(op as usize).map(|entry| entry.kind)
+    }
+
+    /// The rules of an operation.
+    #[must_use]
+    pub fn rule(&self, op: u32) -> Option<&'static OpRule> {
+        self.entries.get(op as usize)?.rule
+    }
+
+    /// What nodes are checked for.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// Fills in what older guests leave out.
+    pub fn complete(&self, tensor: &mut CheckedTensor) {
+        for (word, value) in self.rule(tensor.op()).map_or(&[][..], |rule| rule.absent_params) {
+            if tensor.op_params().get(*word) == Some(&0) {
+                tensor.set_param(*word, *value);
+            }
+        }
+    }
+
+    /// Holds a node against its operation's rules; a leaf has none.
+    ///
+    /// # Errors
+    /// [`VerifyError::NoRule`], [`VerifyError::Rule`]
+    pub fn check(&self, node: &Node<'_>) -> Result<(), VerifyError> {
+        let op = node.d.op();
+        if self.kind(op) == Some(OpKind::None) {
+            return Ok(());
+        }
+        let name = || node.d.name_text();
+        let rule = self
+            .rule(op)
+            .ok_or_else(|| VerifyError::NoRule { name: name(), op: self.op_name(op).to_owned() })?;
+        rule.check(node).map_err(|what| VerifyError::Rule { name: name(), op: rule.name, what })
+    }
+}

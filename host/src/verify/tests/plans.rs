@@ -1,0 +1,165 @@
+//! Where contents that address memory are looked at.
+
+use super::super::indices::{IndexCheck, Plan, Snapshot, Stop};
+use super::super::types::*;
+use super::graphs::{DEVICE, PRIVATE, SHARED, Sketch};
+use super::t;
+
+fn plan(graph: &Sketch, check: IndexCheck) -> Plan {
+    graph.verify(check, |verified| Plan {
+        stops: verified
+            .unwrap()
+            .plan()
+            .stops
+            .iter()
+            .map(|stop| Stop {
+                before: stop.before,
+                snapshots: stop.snapshots.iter().map(|s| Snapshot { users: s.users.clone(), ..*s }).collect(),
+            })
+            .collect(),
+    })
+}
+
+fn stop(before: usize, snapshots: Vec<Snapshot>) -> Stop {
+    Stop { before, snapshots }
+}
+
+fn index(source: u32, below: i64, users: &[(u32, usize)]) -> Snapshot {
+    Snapshot { source, below: Some(below), rebind: true, users: users.to_vec() }
+}
+
+/// Rows of a table of 9 by two leaf indices, by two nodes.
+fn rows(buffer: u64) -> Sketch {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, 9]), buffer, 0);
+    let ids = graph.leaf(t(I32, &[3]), buffer, 256);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), buffer, 320, &[table, ids]);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), buffer, 384, &[table, ids]);
+    graph
+}
+
+/// Rows of a table of `count` by indices that are sorted in the graph.
+fn sorted(buffer: u64, count: i64) -> Sketch {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, count]), buffer, 0);
+    let scores = graph.leaf(t(F32, &[8]), buffer, 1024);
+    let order = graph.node("ARGSORT", t(I32, &[8]), buffer, 1088, &[scores]);
+    let first = graph.view("VIEW", t(I32, &[3]), order, 0, &[order]);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), buffer, 1152, &[table, first]);
+    graph
+}
+
+#[test]
+fn a_leaf_is_looked_at_once_before_the_graph() {
+    for buffer in [PRIVATE, SHARED] {
+        let expected = vec![stop(0, vec![index(1, 9, &[(2, 1), (3, 1)])])];
+        assert_eq!(plan(&rows(buffer), IndexCheck::All).stops, expected);
+        assert_eq!(plan(&rows(buffer), IndexCheck::Leaf).stops, expected);
+        assert_eq!(plan(&rows(buffer), IndexCheck::Off), Plan::default());
+    }
+    // A device's memory is out of the guest's reach: the contents are read, and stay where they are.
+    let read = Snapshot { rebind: false, ..index(1, 9, &[(2, 1), (3, 1)]) };
+    assert_eq!(plan(&rows(DEVICE), IndexCheck::Leaf).stops, vec![stop(0, vec![read])]);
+}
+
+#[test]
+fn the_smallest_bound_of_all_users_counts() {
+    let mut graph = rows(PRIVATE);
+    let small = graph.leaf(t(F32, &[4, 5]), PRIVATE, 512);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), PRIVATE, 640, &[small, 2]);
+    assert_eq!(
+        plan(&graph, IndexCheck::All).stops,
+        vec![stop(0, vec![index(1, 5, &[(2, 1), (3, 1), (5, 1)])])]
+    );
+}
+
+#[test]
+fn what_a_sort_makes_is_bounded_where_nobody_else_writes() {
+    assert_eq!(plan(&sorted(PRIVATE, 8), IndexCheck::All), Plan::default());
+    assert_eq!(plan(&sorted(DEVICE, 9), IndexCheck::All), Plan::default());
+    // Indices of 8 scores reach beyond 7 rows.
+    let stops = plan(&sorted(PRIVATE, 7), IndexCheck::All).stops;
+    assert_eq!(stops, vec![stop(2, vec![index(3, 7, &[(4, 1)])])]);
+    assert_eq!(plan(&sorted(PRIVATE, 7), IndexCheck::Leaf), Plan::default());
+    // The guest may write them after they were made, and the scores while they are sorted.
+    let steady = Snapshot { source: 1, below: None, rebind: true, users: vec![(2, 0)] };
+    let stops = plan(&sorted(SHARED, 8), IndexCheck::All).stops;
+    assert_eq!(stops, vec![stop(0, vec![steady]), stop(2, vec![index(3, 8, &[(4, 1)])])]);
+}
+
+#[test]
+fn a_sort_that_is_not_executed_bounds_nothing() {
+    let mut graph = sorted(PRIVATE, 8);
+    graph.tensors[2].flags = 0;
+    assert_eq!(plan(&graph, IndexCheck::All).stops, vec![stop(2, vec![index(3, 8, &[(4, 1)])])]);
+}
+
+#[test]
+fn a_node_between_the_sort_and_its_reader_undoes_the_bound() {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, 9]), PRIVATE, 0);
+    let scores = graph.leaf(t(F32, &[8]), PRIVATE, 1024);
+    let order = graph.node("ARGSORT", t(I32, &[8]), PRIVATE, 1088, &[scores]);
+    // Its result lies over the end of the order.
+    graph.node("SQR", t(F32, &[8]), PRIVATE, 1088, &[scores]);
+    graph.node("GET_ROWS", t(F32, &[4, 8]), PRIVATE, 1152, &[table, order]);
+    assert_eq!(plan(&graph, IndexCheck::All).stops, vec![stop(2, vec![index(2, 9, &[(4, 1)])])]);
+}
+
+#[test]
+fn a_leaf_that_a_node_writes_is_looked_at_after_it() {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, 9]), PRIVATE, 0);
+    let ids = graph.leaf(t(I32, &[4]), PRIVATE, 256);
+    let values = graph.leaf(t(F32, &[4]), PRIVATE, 320);
+    graph.node("GET_ROWS", t(F32, &[4, 4]), PRIVATE, 384, &[table, ids]);
+    graph.node("SQR", t(F32, &[4]), PRIVATE, 256, &[values]);
+    graph.node("GET_ROWS", t(F32, &[4, 4]), PRIVATE, 512, &[table, ids]);
+    graph.node("GET_ROWS", t(F32, &[4, 4]), PRIVATE, 640, &[table, ids]);
+    let expected = vec![stop(0, vec![index(1, 9, &[(3, 1)])]), stop(2, vec![index(1, 9, &[(5, 1), (6, 1)])])];
+    assert_eq!(plan(&graph, IndexCheck::All).stops, expected);
+    // Only those that no node writes are looked at.
+    assert_eq!(plan(&graph, IndexCheck::Leaf).stops, vec![stop(0, vec![index(1, 9, &[(3, 1)])])]);
+}
+
+#[test]
+fn floats_cast_to_indices_split_the_graph() {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, 9]), PRIVATE, 0);
+    let values = graph.leaf(t(F32, &[3]), PRIVATE, 256);
+    let cast = graph.node("CPY", t(I32, &[3]), PRIVATE, 288, &[values]);
+    graph.last().src[1] = cast;
+    graph.node("SQR", t(F32, &[3]), PRIVATE, 320, &[values]);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), PRIVATE, 384, &[table, cast]);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), PRIVATE, 448, &[table, cast]);
+    let expected = vec![stop(2, vec![index(2, 9, &[(4, 1), (5, 1)])])];
+    assert_eq!(plan(&graph, IndexCheck::All).stops, expected);
+}
+
+#[test]
+fn copies_of_sorted_indices_are_bounded_too() {
+    let mut graph = sorted(PRIVATE, 8);
+    let order = graph.node("CONT", t(I32, &[3]), PRIVATE, 1280, &[4]);
+    graph.node("GET_ROWS", t(F32, &[4, 3]), PRIVATE, 1344, &[1, order]);
+    assert_eq!(plan(&graph, IndexCheck::All), Plan::default());
+}
+
+#[test]
+fn every_operation_with_indices_is_known() {
+    let read: Vec<_> = super::super::ops::FAMILIES
+        .iter()
+        .flat_map(|(_, rules)| *rules)
+        .flat_map(|rule| rule.reads.iter().map(|read| (rule.name, read.source())))
+        .collect();
+    let expected = [
+        ("ADD_ID", 2),
+        ("MUL_MAT_ID", 2),
+        ("GET_ROWS", 1),
+        ("GET_ROWS_BACK", 1),
+        ("SET_ROWS", 1),
+        ("ARGSORT", 0),
+        ("TOP_K", 0),
+        ("SSM_SCAN", 6),
+    ];
+    assert_eq!(read, expected);
+}
