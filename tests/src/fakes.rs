@@ -12,6 +12,9 @@ use crate::program::Program;
 /// No symbol that anybody asks for.
 const EMPTY: &str = "int apir_tests_nothing;";
 
+/// ggml's CPU backend as a GPU.
+const GPU: &str = include_str!("fakes/gpu.c");
+
 /// A ggml backend of a version that nobody knows yet.
 const FUTURE: &str = include_str!("fakes/future.c");
 
@@ -32,7 +35,23 @@ pub fn future_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error>
     compile(folder, "libfuture.so", FUTURE, llama)
 }
 
+/// ggml's CPU backend as a GPU, for ggml's own headers in `source` and its libraries.
+pub fn gpu_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
+    let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
+    compile_with(folder, "libgpu.so", GPU, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
+}
+
 fn compile(folder: &Path, name: &str, source: &str, llama: &LlamaDir) -> Result<PathBuf, Error> {
+    compile_with(folder, name, source, llama, &[])
+}
+
+fn compile_with(
+    folder: &Path,
+    name: &str,
+    source: &str,
+    llama: &LlamaDir,
+    options: &[&str],
+) -> Result<PathBuf, Error> {
     let library = folder.join(name);
     let text = library.with_extension("c");
     fs::write(&text, source).at("write", &text)?;
@@ -42,6 +61,7 @@ fn compile(folder: &Path, name: &str, source: &str, llama: &LlamaDir) -> Result<
         .arg(&library)
         .arg(&text)
         .args(["-Wl,--no-as-needed", &format!("-Wl,-rpath,{ggml}"), &format!("-L{ggml}"), "-lggml-base"])
+        .args(options)
         .run(Duration::from_secs(60))?
         .success()?;
     Ok(library)

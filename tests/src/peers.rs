@@ -104,6 +104,11 @@ impl Models {
     }
 }
 
+/// The folder of llama.cpp's source tree, `APIR_LLAMA_SRC`.
+pub fn llama_source() -> Result<PathBuf, Error> {
+    folder("APIR_LLAMA_SRC", "the folder with llama.cpp's source tree")
+}
+
 /// The folder of prebuilt ggml libraries of backend API 2, `APIR_GGML_API2_DIR`.
 pub fn ggml_api2() -> Result<PathBuf, Error> {
     folder("APIR_GGML_API2_DIR", "the folder with ggml libraries of backend API 2")

@@ -1,5 +1,6 @@
 //! Debian packages: what is missing is installed when that is possible, and named when it is not.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +16,8 @@ pub enum Need {
     Program(&'static str, &'static str),
     /// A Python module, and the package that has it.
     PythonModule(&'static str, &'static str),
+    /// A C header under /usr/include, and the package that has it.
+    Header(&'static str, &'static str),
 }
 
 /// What downloading needs: Python with virtual environments.
@@ -80,18 +83,19 @@ impl Need {
                 .stderr(Stdio::null())
                 .status()
                 .is_ok_and(|status| status.success()),
+            Need::Header(header, _) => Path::new("/usr/include").join(header).is_file(),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Need::Program(name, _) | Need::PythonModule(name, _) => name,
+            Need::Program(name, _) | Need::PythonModule(name, _) | Need::Header(name, _) => name,
         }
     }
 
     fn package(&self) -> &'static str {
         match self {
-            Need::Program(_, package) | Need::PythonModule(_, package) => package,
+            Need::Program(_, package) | Need::PythonModule(_, package) | Need::Header(_, package) => package,
         }
     }
 }

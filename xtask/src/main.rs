@@ -17,6 +17,7 @@ mod suite;
 mod test;
 mod tools;
 mod ui;
+mod upstream;
 mod vm;
 
 use std::path::PathBuf;

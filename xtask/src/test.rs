@@ -14,26 +14,40 @@ use crate::peers::{self, Llama, Stage};
 use crate::suite::Suite;
 use crate::tools::Tool;
 use crate::ui::Ui;
+use crate::{upstream, vm};
 
 /// The tests of the other crates that need ggml's libraries.
 const CRATES: &str = "crates with ggml";
 
-/// What can be tested once a milestone is reached: [`CRATES`], or a file in tests/tests.
-const PLAN: &[(Milestone, &[&str])] = &[
-    (Milestone::Libraries, &[CRATES, "ggml_versions", "bad_input", "memory", "threads"]),
-    (Milestone::Programs, &["backend_ops", "demo", "worker_killed"]),
-    (Milestone::Servers, &["llama_server"]),
+/// What can be tested once milestones are reached: [`CRATES`], or a file in tests/tests.
+const PLAN: &[(&[Milestone], &[&str])] = &[
+    (&[Milestone::Libraries], &[CRATES, "ggml_versions", "bad_input", "memory", "threads"]),
+    (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
+    (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix"]),
+    (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
+    (&[Milestone::Servers], &["llama_server"]),
 ];
 
-/// What the background thread has ready, in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What the background threads have ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Milestone {
     Libraries,
     Programs,
     Servers,
+    Machines,
+    Debian,
 }
 
-/// How far the background thread is.
+/// A background thread, which reaches its milestones one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Builds llama.cpp.
+    Llama,
+    /// Makes what virtual machines are made of.
+    Machines,
+}
+
+/// How far the background threads are.
 #[derive(Debug, Default)]
 struct Progress {
     state: Mutex<State>,
@@ -42,8 +56,8 @@ struct Progress {
 
 #[derive(Debug, Default)]
 struct State {
-    reached: Option<Milestone>,
-    failure: Option<String>,
+    reached: Vec<Milestone>,
+    failures: Vec<(Lane, String)>,
 }
 
 /// Where the peers will be.
@@ -54,6 +68,7 @@ struct Peers {
     source: PathBuf,
     models: PathBuf,
     ggml_api2: PathBuf,
+    machines: PathBuf,
 }
 
 /// Runs it; `false` when anything failed.
@@ -64,7 +79,8 @@ pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
     let progress = Progress::default();
     let mut suite = Suite::new(ui);
     thread::scope(|scope| {
-        scope.spawn(|| progress.record(peers.prepare(workspace, ui, &progress)));
+        scope.spawn(|| progress.record(Lane::Llama, peers.prepare(workspace, ui, &progress)));
+        scope.spawn(|| progress.record(Lane::Machines, peers.prepare_machines(ui, &progress)));
         without_peers(workspace, ui, &mut suite);
         let dist_is_built = {
             let mut built = false;
@@ -75,9 +91,9 @@ pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
             });
             built
         };
-        for &(milestone, tests) in PLAN {
+        for &(milestones, tests) in PLAN {
             let ready = match dist_is_built {
-                true => progress.wait_for(milestone),
+                true => milestones.iter().try_for_each(|&milestone| progress.wait_for(milestone)),
                 false => Err("the artefacts were not built".to_owned()),
             };
             match ready {
@@ -123,6 +139,7 @@ impl Peers {
             source: peers::source_tree_path(cache),
             models: models::folder(cache),
             ggml_api2: peers::ggml_api2_path(cache),
+            machines: vm::folder(cache).path().to_owned(),
             cache: cache.clone(),
         })
     }
@@ -143,25 +160,47 @@ impl Peers {
         Ok(())
     }
 
+    fn prepare_machines(&self, ui: &Ui, progress: &Progress) -> Result<(), Error> {
+        let cache = &self.cache;
+        let dir = vm::ensure(cache, ui)?;
+        vm::ensure_debian(cache, ui, &dir)?;
+        progress.reach(Milestone::Debian);
+        progress.wait_for(Milestone::Libraries).map_err(Error::Check)?;
+        upstream::guest(cache, ui, &self.llama, &dir)?;
+        progress.reach(Milestone::Machines);
+        Ok(())
+    }
+
     fn env(&self, workspace: &Workspace, tool: Tool) -> Tool {
         tool.env("APIR_DIST", workspace.dist())
             .env("APIR_LLAMA_DIR", &self.llama.bin)
             .env("APIR_LLAMA_SRC", &self.source)
             .env("APIR_MODELS", &self.models)
             .env("APIR_GGML_API2_DIR", &self.ggml_api2)
+            .env("APIR_VM", &self.machines)
             .env("APIR_GGML_CPU_API2", self.ggml_api2.join("libggml-cpu-x64.so"))
+    }
+}
+
+impl Milestone {
+    /// The thread that reaches it.
+    fn lane(self) -> Lane {
+        match self {
+            Milestone::Libraries | Milestone::Programs | Milestone::Servers => Lane::Llama,
+            Milestone::Machines | Milestone::Debian => Lane::Machines,
+        }
     }
 }
 
 impl Progress {
     fn reach(&self, milestone: Milestone) {
-        self.lock().reached = Some(milestone);
+        self.lock().reached.push(milestone);
         self.changed.notify_all();
     }
 
-    fn record(&self, result: Result<(), Error>) {
+    fn record(&self, lane: Lane, result: Result<(), Error>) {
         if let Err(error) = result {
-            self.lock().failure = Some(error.to_string());
+            self.lock().failures.push((lane, error.to_string()));
         }
         self.changed.notify_all();
     }
@@ -169,10 +208,10 @@ impl Progress {
     fn wait_for(&self, milestone: Milestone) -> Result<(), String> {
         let mut state = self.lock();
         loop {
-            if state.reached >= Some(milestone) {
+            if state.reached.contains(&milestone) {
                 return Ok(());
             }
-            if let Some(failure) = &state.failure {
+            if let Some((_, failure)) = state.failures.iter().find(|(lane, _)| *lane == milestone.lane()) {
                 return Err(failure.clone());
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -192,8 +231,10 @@ mod tests {
     fn what_was_reached_stays_usable_after_a_failure() {
         let progress = Progress::default();
         progress.reach(Milestone::Libraries);
-        progress.record(Err(Error::Check("no more".to_owned())));
+        progress.record(Lane::Llama, Err(Error::Check("no more".to_owned())));
         assert_eq!(progress.wait_for(Milestone::Libraries), Ok(()));
         assert_eq!(progress.wait_for(Milestone::Programs), Err("no more".to_owned()));
+        progress.reach(Milestone::Debian);
+        assert_eq!(progress.wait_for(Milestone::Debian), Ok(()), "another thread goes on");
     }
 }

@@ -73,11 +73,17 @@ impl Renderer {
         self.env("APIR_LLAMA_CPP_GGML_LIBRARY_REG", symbol)
     }
 
-    /// Starts workers by another program, which finds `folder` under its path.
+    /// Starts workers by another program.
     #[must_use]
-    pub fn worker(mut self, program: &Path, folder: &Path) -> Self {
-        self.files.push(folder.to_owned());
-        self.env("APIR_WORKER", program)
+    pub fn worker(self, program: &Path) -> Self {
+        self.file("APIR_WORKER", program)
+    }
+
+    /// Lets workers see one more file, and what lies beside it.
+    #[must_use]
+    pub fn with(mut self, file: &Path) -> Self {
+        self.files.push(file.parent().unwrap_or(file).to_owned());
+        self
     }
 
     /// Leaves what is not ours to the real virglrenderer.
@@ -96,9 +102,8 @@ impl Renderer {
     }
 
     /// A variable that names a file, which may lie beside others that it needs.
-    fn file(mut self, key: &str, path: &Path) -> Self {
-        self.files.push(path.parent().unwrap_or(path).to_owned());
-        self.env(key, path)
+    fn file(self, key: &str, path: &Path) -> Self {
+        self.with(path).env(key, path)
     }
 }
 
@@ -238,10 +243,8 @@ impl Boot {
         qemu = qemu.env("LD_LIBRARY_PATH", "");
         match &self.renderer {
             Some(renderer) => {
-                let own = renderer.dist.path();
-                let folders = std::iter::once(own).chain(renderer.files.iter().map(PathBuf::as_path));
-                let search = std::env::join_paths(folders).unwrap_or_else(|_| own.into());
-                qemu.env("LD_LIBRARY_PATH", search).envs(renderer.env.iter().cloned())
+                // In the place of the root's libvirglrenderer.so.1.
+                qemu.env("LD_LIBRARY_PATH", renderer.dist.path()).envs(renderer.env.iter().cloned())
             }
             None => qemu,
         }

@@ -5,16 +5,20 @@
 #![forbid(unsafe_code)]
 
 mod boot;
+mod contexts;
 mod guest;
 mod root;
+mod steps;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub use boot::{Boot, Renderer};
+pub use contexts::contexts_program;
 pub use guest::{Guest, Job, Loaded};
 pub use root::Root;
+pub use steps::Steps;
 
 use crate::error::{Error, IoContext};
 

@@ -65,10 +65,13 @@ impl Root {
         Ok(Self { lower: folder.to_owned(), binds: Vec::new(), work })
     }
 
-    /// Makes a file or folder of the host visible under the same path.
+    /// Makes a file or folder of the host visible under the same path, and under that which links in it lead to.
     #[must_use]
     pub fn with(self, path: &Path) -> Self {
-        self.with_at(path, path)
+        match path.canonicalize() {
+            Ok(real) if real != path => self.with_at(path, path).with_at(&real, &real),
+            _ => self.with_at(path, path),
+        }
     }
 
     /// Makes a file or folder of the host visible under another path.
