@@ -94,8 +94,7 @@ impl Request {
             let file = tempfile::NamedTempFile::new_in(folder).at("create a file in", folder)?;
             let env = vec![(OsString::from("APIR_STATS"), file.path().as_os_str().to_owned())];
             let output = remote.run(self.remote_command(remote).envs(env), LIMIT)?.success()?;
-            let stats = fs::read_to_string(file.path()).at("read", file.path())?;
-            Ok((parse_completion(&output)?, parse_stats(&stats)?))
+            Ok((parse_completion(&output)?, Stats::read(file.path())?))
         })
     }
 
@@ -181,6 +180,13 @@ fn parse_completion(output: &Output) -> Result<Completion, Error> {
             .find_map(|line| line.split_once("loaded CPU backend from "))
             .map(|(_, path)| PathBuf::from(path.trim())),
     })
+}
+
+impl Stats {
+    /// What a program left in the file of `APIR_STATS`.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        parse_stats(&fs::read_to_string(path).at("read", path)?)
+    }
 }
 
 /// The last line of the counters, which are cumulative.

@@ -93,6 +93,11 @@ impl Models {
         folder("APIR_MODELS", "the folder with the models").map(Self)
     }
 
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// SmolLM2-135M-Instruct.
     pub fn smollm2(&self) -> PathBuf {
         self.0.join("SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -42,6 +42,11 @@ impl Workspace {
         self.target.join("dist")
     }
 
+    /// A folder for what is built beside the workspace.
+    pub fn target(&self, name: &str) -> PathBuf {
+        self.target.join(name)
+    }
+
     /// The log file of a step on this workspace.
     pub fn log(&self, step: &str) -> PathBuf {
         self.target.join("xtask-logs").join(format!("{step}.log"))

@@ -13,6 +13,7 @@ mod fetch;
 mod models;
 mod peers;
 mod python;
+mod rutabaga;
 mod suite;
 mod test;
 mod tools;

@@ -42,7 +42,7 @@ impl<'a> Suite<'a> {
         self.count(name, started, Counts { passed: passed.into(), failed: (!passed).into() });
     }
 
-    /// A run of `cargo test`, which counts as many tests as it says.
+    /// A run of `cargo test`, which counts as many tests as it says. Notes that its tests print are passed on.
     pub fn cargo_test(&mut self, name: &str, tool: Tool) {
         let started = Instant::now();
         let mut lines = Vec::new();
@@ -67,6 +67,9 @@ impl<'a> Suite<'a> {
             counts.failed = 1;
         }
         self.count(name, started, counts);
+        for note in lines.iter().filter(|line| line.starts_with("note: ")) {
+            self.ui.result(&format!("        {note}"));
+        }
     }
 
     /// Counts steps that cannot be run, because `cause` came before.

@@ -14,16 +14,22 @@ use crate::peers::{self, Llama, Stage};
 use crate::suite::Suite;
 use crate::tools::Tool;
 use crate::ui::Ui;
-use crate::{upstream, vm};
+use crate::{rutabaga, upstream, vm};
 
 /// The tests of the other crates that need ggml's libraries.
 const CRATES: &str = "crates with ggml";
 
-/// What can be tested once milestones are reached: [`CRATES`], or a file in tests/tests.
+/// The client that drives our renderer through the published rutabaga_gfx, in a workspace of its own.
+const RUTABAGA: &str = "rutabaga";
+
+/// The tests of other crates that need Debian's virglrenderer begin so.
+const NEEDS_DEBIAN: &str = "debians_library_";
+
+/// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], or a test file of the workspace.
 const PLAN: &[(&[Milestone], &[&str])] = &[
-    (&[Milestone::Libraries], &[CRATES, "ggml_versions", "bad_input", "memory", "threads"]),
+    (&[Milestone::Libraries], &[CRATES, "ggml_versions", "bad_input", "memory", "threads", RUTABAGA]),
     (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
-    (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix"]),
+    (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
     (&[Milestone::Servers], &["llama_server"]),
 ];
@@ -97,7 +103,7 @@ pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
                 false => Err("the artefacts were not built".to_owned()),
             };
             match ready {
-                Ok(()) => tests.iter().for_each(|test| with_peers(workspace, &peers, &mut suite, test)),
+                Ok(()) => tests.iter().for_each(|test| with_peers(workspace, &peers, ui, &mut suite, test)),
                 Err(cause) => suite.skip(tests, &cause),
             }
         }
@@ -119,17 +125,23 @@ fn without_peers(workspace: &Workspace, ui: &Ui, suite: &mut Suite<'_>) {
 }
 
 /// One of the tests that run ggml's libraries and llama.cpp's programs.
-fn with_peers(workspace: &Workspace, peers: &Peers, suite: &mut Suite<'_>, test: &str) {
+fn with_peers(workspace: &Workspace, peers: &Peers, ui: &Ui, suite: &mut Suite<'_>, test: &str) {
+    if test == RUTABAGA {
+        return match rutabaga::test(workspace, &peers.cache, ui) {
+            Ok(tool) => suite.cargo_test(test, peers.env(workspace, tool)),
+            Err(error) => suite.skip(&[test], &error.to_string()),
+        };
+    }
     // Always the whole workspace, since a part of it would be built with other features.
     let tool = workspace.cargo(test).args(["test", "--no-fail-fast", "--workspace"]);
-    let tool = match test {
-        CRATES => tool.args(["--exclude", "apir-tests"]),
-        _ => tool.args(["--test", test]),
-    };
     // One at a time: they measure memory and time, and each has several processes of its own. What is only timed, for
     // a person to read, is named so.
-    let tool = peers.env(workspace, tool).args(["--", "--ignored", "--test-threads=1"]);
-    suite.cargo_test(test, tool);
+    let shared = ["--", "--ignored", "--test-threads=1", "--show-output", "--skip", "_is_timed"];
+    let tool = match test {
+        CRATES => tool.args(["--exclude", "apir-tests"]).args(shared).args(["--skip", NEEDS_DEBIAN]),
+        _ => tool.args(["--test", test]).args(shared),
+    };
+    suite.cargo_test(test, peers.env(workspace, tool));
 }
 
 impl Peers {
