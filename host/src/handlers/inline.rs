@@ -25,7 +25,10 @@ impl Context {
         let inline = self.read_inline(inline)?;
         match self.rules.check(&inline.node_for_rules(self)) {
             Ok(()) => {}
-            Err(VerifyError::Rule { .. } | VerifyError::NoRule { .. }) => return Ok(false),
+            Err(error @ (VerifyError::Rule { .. } | VerifyError::NoRule { .. })) => {
+                tracing::debug!("context {}: not supported: {error}", self.id);
+                return Ok(false);
+            }
             Err(error) => return Err(error.into()),
         }
         self.with_inline(&inline, |context, node| Ok(context.support.ask(&context.device, node)))

@@ -87,7 +87,11 @@ pub(super) fn plan<B: Buffers>(
         }
         for read in reads {
             let Some(source) = entry.sources()[read.source()] else { continue };
-            let lies = tensors[source as usize].tensor().place();
+            let contents = tensors[source as usize].tensor();
+            if contents.is_empty() {
+                continue;
+            }
+            let lies = contents.place();
             let Some(buffer) = lies.and_then(|lies| terms.buffers.find(lies.buffer)) else { continue };
             let below = match read {
                 Read::Index { bound, .. } => Some(bound(&node_of(tensors, *place as u32, terms.rules))),

@@ -1,8 +1,8 @@
 //! What kernels ask of a tensor's shape and strides.
 //!
-//! The strides of a [`CheckedTensor`] are canonical: a dimension of one element has the stride that ggml itself would give it, whatever the guest
-//! said. Kernels that step over rows or planes "linearly" then never meet a stride that no element needs and no check has looked at, and ggml's own
-//! looser predicates (which skip such dimensions) mean the same as the strict ones here.
+//! A dimension of one element has the stride that ggml itself would give it wherever the rows are even by it, whatever the guest said
+//! ([`super::tensor`]). Kernels that step over rows or planes linearly then never meet a stride that no element needs and no check has looked at, and
+//! ggml's own looser predicates (which skip such dimensions) mean the same as the strict ones here.
 #![forbid(unsafe_code)]
 
 use super::tensor::CheckedTensor;
@@ -34,11 +34,14 @@ impl CheckedTensor {
         self.is_empty() || self.nb()[0] == u64::from(self.info().size)
     }
 
-    /// Packed rows at even distances: row `i` of all rows lies `i * nb[1]` bytes in.
+    /// Packed rows at even distances: row `i` of all rows lies `i * nb[1]` bytes in, and ggml calls the tensor contiguous from dimension 1 on.
     #[must_use]
     pub fn has_even_rows(&self) -> bool {
-        let ([_, ne1, ne2, _], [_, nb1, nb2, nb3]) = (self.ne(), self.nb());
-        self.is_empty() || self.has_packed_rows() && nb2 == nb1 * ne1 as u64 && nb3 == nb2 * ne2 as u64
+        let ([ne0, ne1, ne2, _], [_, nb1, nb2, nb3]) = (self.ne(), self.nb());
+        // The distance of rows is what one dimension of rows says; without one, ggml wants no gaps.
+        let near = ne1 > 1 || self.info().row_size(ne0 as u64) == Some(nb1);
+        self.is_empty()
+            || near && self.has_packed_rows() && nb2 == nb1 * ne1 as u64 && nb3 == nb2 * ne2 as u64
     }
 
     /// No gaps and no other order than ggml's own.
@@ -57,9 +60,10 @@ impl CheckedTensor {
     #[must_use]
     pub fn is_channel_fast(&self) -> bool {
         let ([width, height, channels, _], size) = (self.ne(), u64::from(self.info().size));
-        let pixel = size * channels as u64;
-        let row = pixel * width as u64;
-        let expected = [pixel, row, size, row * height as u64];
+        // Of strides that overlap, the dimensions may have a product beyond 64 bits.
+        let pixel = size.saturating_mul(channels as u64);
+        let row = pixel.saturating_mul(width as u64);
+        let expected = [pixel, row, size, row.saturating_mul(height as u64)];
         // Dimensions of one element have canonical strides, which differ from these.
         self.is_empty() || (0..MAX_DIMS).all(|dim| self.ne()[dim] == 1 || self.nb()[dim] == expected[dim])
     }

@@ -59,18 +59,28 @@ pub struct Source {
     pub name: &'static str,
     /// Whether the operation can do without.
     pub optional: bool,
+    /// Whether a CPU kernel bears it without elements though the result has some.
+    pub or_empty: bool,
+}
+
+impl Source {
+    /// A source that may be without elements.
+    #[must_use]
+    pub const fn or_empty(self) -> Self {
+        Self { or_empty: true, ..self }
+    }
 }
 
 /// A source that must be there.
 #[must_use]
 pub const fn need(name: &'static str) -> Source {
-    Source { name, optional: false }
+    Source { name, optional: false, or_empty: false }
 }
 
 /// A source that may be absent.
 #[must_use]
 pub const fn may(name: &'static str) -> Source {
-    Source { name, optional: true }
+    Source { name, optional: true, or_empty: false }
 }
 
 /// Something that must hold.
@@ -170,7 +180,10 @@ impl OpRule {
             }
         }
         // Kernels test only the result for emptiness, and divide by a source's dimensions.
-        if !node.d.is_empty() && node.sources().any(CheckedTensor::is_empty) {
+        let bears =
+            |slot: usize| node.target.cpu && self.sources.get(slot).is_some_and(|source| source.or_empty);
+        let empty = |slot: usize| node.opt(slot).is_some_and(CheckedTensor::is_empty);
+        if !node.d.is_empty() && (0..MAX_SOURCES).any(|slot| empty(slot) && !bears(slot)) {
             return Err("a result with elements has no source without");
         }
         Ok(())

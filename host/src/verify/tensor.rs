@@ -256,37 +256,50 @@ fn check_size(raw: &RawTensor, extent: u64) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// The strides with those of one-element dimensions as ggml gives them to a new tensor; else the dimension whose stride no tensor has.
+/// The strides that kernels are given; else the dimension whose stride no tensor has.
+///
+/// The stride of a dimension of one element moves no element and may hold anything. Where the rows are even with the strides that ggml gives to new
+/// tensors there, these are taken: kernels that step over rows or planes linearly step by them. Elsewhere kernels may find out from
+/// such strides in which order the dimensions lie, and only those behind the last dimension of more are replaced.
 fn canonical_strides(
     info: &TypeInfo,
     ne: [i64; MAX_DIMS],
     nb: [u64; MAX_DIMS],
 ) -> Result<[u64; MAX_DIMS], usize> {
     if ne.contains(&0) {
-        // Nothing is stepped over.
-        return Ok(nb);
+        // Nothing is stepped over, but kernels look at the strides.
+        return info.dense_strides(ne).ok_or(MAX_DIMS - 1);
     }
     let (size, block) = (u64::from(info.size), i64::from(info.block));
-    let mut strides = nb;
-    // The elements of a row, in units that nb[0] steps over.
-    let units = ne[0] / block;
-    if units == 1 {
-        strides[0] = size;
-    }
-    // A block is never split, nor are blocks of a row spread out.
-    let whole = if info.is_block() { strides[0] == size } else { strides[0] >= size };
-    if !whole || !strides[0].is_multiple_of(size) {
-        return Err(0);
-    }
-    for dim in 1..MAX_DIMS {
-        if ne[dim] == 1 {
-            let below = if dim == 1 { units } else { ne[dim - 1] };
-            strides[dim] = strides[dim - 1].checked_mul(below as u64).ok_or(dim)?;
-        } else if strides[dim] == 0 || !strides[dim].is_multiple_of(size) {
+    // What nb[0] steps over, and then what the other strides do.
+    let mut counts = ne;
+    counts[0] = ne[0] / block;
+    for dim in (0..MAX_DIMS).filter(|dim| counts[*dim] > 1) {
+        // A block is never split, nor are blocks of a row spread out.
+        let whole = dim > 0 || !info.is_block() || nb[0] == size;
+        if !whole || nb[dim] == 0 || !nb[dim].is_multiple_of(size) {
             return Err(dim);
         }
     }
-    Ok(strides)
+    let mut usual = nb;
+    if counts[0] == 1 {
+        usual[0] = size;
+    }
+    let mut strides = if info.is_block() { usual } else { nb };
+    let last = (0..MAX_DIMS).rev().find(|dim| counts[*dim] > 1).unwrap_or(0);
+    for dim in 1..MAX_DIMS {
+        if ne[dim] == 1 {
+            let below = counts[dim - 1] as u64;
+            usual[dim] = usual[dim - 1].checked_mul(below).ok_or(dim)?;
+            if dim > last {
+                strides[dim] = strides[dim - 1].checked_mul(below).ok_or(dim)?;
+            }
+        }
+    }
+    let even = usual[0] == size
+        && usual[1].checked_mul(counts[1] as u64) == Some(usual[2])
+        && usual[2].checked_mul(counts[2] as u64) == Some(usual[3]);
+    Ok(if even { usual } else { strides })
 }
 
 fn name_text(name: &[u8; NAME_SIZE]) -> String {
@@ -305,12 +318,26 @@ mod tests {
     #[test]
     fn dimensions_of_one_element_get_ggml_s_strides() {
         assert_eq!(canonical(0, [4, 1, 1, 1], [4, 999, 0, u64::MAX]), Ok([4, 16, 16, 16]));
-        assert_eq!(canonical(0, [4, 1, 8, 1], [4, 7, 64, 3]), Ok([4, 16, 64, 512]));
+        assert_eq!(canonical(0, [4, 1, 8, 1], [4, 7, 16, 3]), Ok([4, 16, 16, 128]));
+        assert_eq!(
+            canonical(0, [4, 2, 1, 3], [4, 32, 7, 64]),
+            Ok([4, 32, 64, 64]),
+            "rows with gaps, but even"
+        );
         assert_eq!(canonical(0, [1, 8, 1, 1], [32, 4, 4, 4]), Ok([4, 4, 32, 32]));
         // A block type's row is one unit of nb[0] for each block.
         assert_eq!(canonical(2, [64, 1, 2, 1], [18, 0, 36, 0]), Ok([18, 36, 36, 72]));
         assert_eq!(canonical(2, [32, 4, 1, 1], [999, 18, 0, 0]), Ok([18, 18, 72, 72]));
-        assert_eq!(canonical(0, [0, 3, 1, 1], [4, 0, 7, 1]), Ok([4, 0, 7, 1]), "nothing is stepped over");
+        assert_eq!(canonical(0, [3, 0, 2, 1], [4, 5, 7, 1]), Ok([4, 12, 0, 0]), "nothing is stepped over");
+        assert_eq!(canonical(2, [31, 0, 1, 1], [18, 18, 0, 0]), Err(3), "part of a block");
+    }
+
+    #[test]
+    fn strides_that_tell_the_order_of_dimensions_stay() {
+        // Channels side by side; a CPU kernel compares the stride of the one element with the others.
+        assert_eq!(canonical(0, [3, 3, 1, 9], [36, 108, 4, 4]), Ok([36, 108, 4, 4]));
+        assert_eq!(canonical(0, [8, 6, 3, 1], [12, 96, 4, 999]), Ok([12, 96, 4, 12]));
+        assert_eq!(canonical(0, [4, 1, 8, 1], [4, 64, 64, 0]), Ok([4, 64, 64, 512]), "rows with gaps");
     }
 
     #[test]

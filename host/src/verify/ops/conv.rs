@@ -16,7 +16,8 @@ const INT_STRIDE: u64 = i32::MAX as u64;
 
 /// Places of a kernel along one dimension: `input` elements, `size` of the kernel; 0 or less when it does not fit.
 fn places(input: i64, size: i64, stride: i64, pad: i64, dilation: i64) -> i64 {
-    (input + 2 * pad - dilation * (size - 1) - 1).div_euclid(stride.max(1)) + 1
+    // Rounded towards 0, so that a kernel may hang over the end by a part of a stride.
+    (input + 2 * pad - dilation * (size - 1) - 1) / stride.max(1) + 1
 }
 
 /// Whether the words are `count` strides, then as many pads and dilations.
@@ -70,6 +71,11 @@ const IMAGE_ROWS: Clause = must("the image's rows are dense, and its other strid
             && image.nb()[2] <= INT_STRIDE
             && image.nb()[3] <= INT_STRIDE
 });
+const IMAGE_PACKED: Clause = must("the image's rows are packed, and its strides below 2^31", |n| {
+    n.s(1).has_packed_rows() && n.s(1).nb().iter().all(|stride| *stride <= INT_STRIDE)
+});
+const IMAGE_DENSE: Clause =
+    must("elsewhere than on a CPU the image is dense", |n| n.target.cpu || n.s(1).is_dense());
 const FLAG_2D: Clause = must("the flag for two dimensions is 0 or 1", |n| matches!(n.p(6), 0 | 1));
 const PARAMS_IM2COL: &[&str] =
     &["stride 0", "stride 1", "pad 0", "pad 1", "dilation 0", "dilation 1", "two dimensions"];
@@ -143,8 +149,8 @@ pub const RULES: &[OpRule] = &[
                 matches!((n.s(1).type_(), n.t()), (F32, F32 | F16) | (F16, F16))
             }),
             STEPS_3D,
-            must("channels divide the fourth dimension of kernel and image", |n| {
-                n.p(9) >= 1 && n.s(1).ne()[3] % n.p(9) == 0 && n.s(0).ne()[3] % n.p(9) == 0
+            must("channels divide the fourth dimension of image", |n| {
+                n.p(9) >= 1 && (n.d.is_empty() || n.s(1).ne()[3] % n.p(9) == 0)
             }),
             must("the result has the kernel's patches of the image", |n| {
                 let ([width, height, depth, _], image) = (n.s(0).ne(), n.s(1).ne());
@@ -157,7 +163,7 @@ pub const RULES: &[OpRule] = &[
                     && i128::from(n.d.ne()[0]) == i128::from(width * height) * i128::from(depth * n.p(9))
                     && n.d.ne()[3] == deep * (image[3] / n.p(9))
             }),
-            IMAGE_ROWS,
+            IMAGE_PACKED,
         ],
         ..OpRule::BLANK
     },
@@ -189,7 +195,7 @@ pub const RULES: &[OpRule] = &[
         clauses: &[
             WEIGHTS,
             must("kernel is dense", |n| n.s(0).is_dense()),
-            must("the image's rows are packed", |n| n.s(1).has_packed_rows()),
+            IMAGE_DENSE,
             STEPS_2D,
             must("kernel and image have the same channels", |n| n.s(0).ne()[2] == n.s(1).ne()[2]),
             must("the result has the kernel's places, its outputs and the image's count", |n| {
@@ -207,7 +213,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "CONV_3D",
-        sources: &[need("kernel"), need("image")],
+        sources: &[need("kernel").or_empty(), need("image")],
         params: &[
             "stride 0",
             "stride 1",
@@ -225,7 +231,7 @@ pub const RULES: &[OpRule] = &[
         clauses: &[
             WEIGHTS,
             must("kernel is dense", |n| n.s(0).is_dense()),
-            must("the image's rows are packed", |n| n.s(1).has_packed_rows()),
+            IMAGE_DENSE,
             STEPS_3D,
             must("channels, images and outputs are those of the shapes", |n| {
                 let (channels, images, outputs) = (n.p(9), n.p(10), n.p(11));
@@ -269,11 +275,16 @@ pub const RULES: &[OpRule] = &[
             must("kernel, image and result are dense, or have their channels side by side", |n| {
                 let (kernel, image) = (n.s(0), n.s(1));
                 let side_by_side = || {
-                    let [nb0, nb1, nb2, _] = image.nb();
-                    // As the kernel finds out; and then it counts elements only.
-                    nb0 > nb2 && nb1 > nb0 && image.is_channel_fast() && n.d.is_channel_fast()
+                    let ([i0, i1, i2, _], [k0, k1, k2, _]) = (image.nb(), kernel.nb());
+                    // As the CPU kernel finds out; from then on it counts elements only.
+                    i0 > i2
+                        && i1 > i0
+                        && k0 >= k2
+                        && k1 >= k0
+                        && image.is_channel_fast()
+                        && n.d.is_channel_fast()
                 };
-                kernel.extent() == kernel.elements() as u64 * u64::from(kernel.info().size)
+                kernel.extent() == (kernel.elements() as u64).saturating_mul(u64::from(kernel.info().size))
                     && (image.is_dense() && n.d.is_dense() && kernel.is_dense() || side_by_side())
             }),
         ],
@@ -338,6 +349,7 @@ mod tests {
         assert_eq!(places(10, 3, 1, 0, 1), 8);
         assert_eq!(places(10, 3, 2, 1, 1), 5);
         assert_eq!(places(10, 3, 1, 2, 3), 8);
-        assert!(places(2, 3, 1, 0, 1) <= 0, "too small an image");
+        assert_eq!(places(1, 3, 5, 2, 4), 1, "a kernel that hangs over");
+        assert!(places(1, 3, 1, 0, 1) <= 0, "too small an image");
     }
 }

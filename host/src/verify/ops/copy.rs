@@ -8,10 +8,10 @@ use crate::verify::types::{BF16, F16, F32, I32, is_float, is_readable_block, is_
 const SAME_TYPE: Clause = must("the result has a's type", |n| n.t() == n.s(0).type_());
 const SAME_COUNT: Clause =
     must("the result has as many elements as a", |n| n.d.elements() == n.s(0).elements());
-/// The kernel's row copy takes a block for an element.
-const WHOLE_BLOCKS: Clause = must("blocks keep their shape, or are dense on both sides", |n| {
+/// The kernel's copy into dense rows takes a block for an element.
+const WHOLE_BLOCKS: Clause = must("blocks that become dense in another shape are dense", |n| {
     let (d, a) = (n.d, n.s(0));
-    !a.info().is_block() || n.t() != a.type_() || d.same_shape(a) || d.is_dense() && a.is_dense()
+    !a.info().is_block() || n.t() != a.type_() || d.same_shape(a) || a.is_dense() || !d.is_dense()
 });
 
 /// Whether CPU kernels turn one type into the other.

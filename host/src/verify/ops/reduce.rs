@@ -19,7 +19,10 @@ pub const RULES: &[OpRule] = &[
                 is_float(n.s(0).type_()) && n.t() == n.s(0).type_()
             }),
             must("the result is a scalar", |n| n.d.is_scalar()),
-            PACKED,
+            // The CPU kernel reads rows as if they were packed, and so stays inside.
+            must("elsewhere than on a CPU the rows of a are packed", |n| {
+                n.target.cpu || n.s(0).has_packed_rows()
+            }),
         ],
         ..OpRule::BLANK
     },

@@ -53,7 +53,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "SET_ROWS",
-        sources: &[need("a"), need("ids"), need("target")],
+        sources: &[need("a").or_empty(), need("ids").or_empty(), need("target")],
         result: ResultPlace::Over(2),
         reads: &[Read::Index { source: 1, below: "the rows of the target", bound: |n| n.d.ne()[1] }],
         clauses: &[

@@ -139,6 +139,8 @@ const ELSEWHERE: &[&str] = &[
     "the result starts where a does",
     "the result starts offset bytes into a",
     "comb is there for a ggml that needs it",
+    "elsewhere than on a CPU the rows of a are packed",
+    "elsewhere than on a CPU the image is dense",
     "there are fewer than 2^30 elements",
     "circular pads are 0 to a's dimension",
     "a patch and its outputs take at most 16 MiB",

@@ -230,7 +230,12 @@ fn convolutions() -> Vec<Case> {
             &[1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 3],
         ),
         c("CONV_2D_DW", f(&[8, 6, 3, 2]), &[f(&[3, 3, 1, 3]), image], &steps),
-        c("CONV_2D_DW", channel_fast([8, 6, 3, 2]), &[f(&[3, 3, 1, 3]), channel_fast([10, 8, 3, 2])], &steps),
+        c(
+            "CONV_2D_DW",
+            channel_fast([8, 6, 3, 2]),
+            &[RawTensor { nb: [12, 36, 4, 4], ..f(&[3, 3, 1, 3]) }, channel_fast([10, 8, 3, 2])],
+            &steps,
+        ),
         c("CONV_TRANSPOSE_1D", f(&[11, 4]), &[f(&[3, 4, 2]), f(&[5, 2])], &[2, 0, 1]),
         c("CONV_TRANSPOSE_2D", f(&[11, 9, 4, 2]), &[t(F16, &[3, 3, 4, 2]), f(&[5, 4, 2, 2])], &[2]),
         c("POOL_1D", f(&[5, 3]), &[f(&[10, 3])], &[0, 2, 2, 0]),

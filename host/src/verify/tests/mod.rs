@@ -1,6 +1,7 @@
 //! The verifier against honest nodes, hostile ones, and everything in between.
 
 mod clauses;
+mod docs;
 mod faults;
 mod graphs;
 mod honest;

@@ -1,0 +1,82 @@
+//! docs/verifier.md lists the rules as they are. `APIR_UPDATE_DOCS=1` rewrites its generated part.
+
+use super::super::ops::FAMILIES;
+use super::super::rules::{OpRule, Read, ResultPlace};
+use std::fmt::Write;
+
+const BEGIN: &str = "<!-- Generated from host/src/verify/ops by its test: begin -->\n";
+const END: &str = "<!-- Generated from host/src/verify/ops by its test: end -->";
+
+fn result(place: ResultPlace, rule: &OpRule) -> String {
+    match place {
+        ResultPlace::Fresh => "dense memory of its own".to_owned(),
+        ResultPlace::Own => "memory of its own".to_owned(),
+        ResultPlace::InPlace => "dense memory of its own, or in place".to_owned(),
+        ResultPlace::Over(slot) => format!("over {}", rule.sources[slot].name),
+        ResultPlace::OverIf(word) => {
+            format!("over {} if `{}`, else dense memory of its own", rule.sources[0].name, rule.params[word])
+        }
+        ResultPlace::Target => {
+            "over target, or a cast: dense memory of its own, and its own target".to_owned()
+        }
+        ResultPlace::View => "a view".to_owned(),
+    }
+}
+
+fn sources(rule: &OpRule) -> String {
+    let name = |source: &super::super::rules::Source| match (source.optional, source.or_empty) {
+        (true, _) => format!("[{}]", source.name),
+        (false, true) => format!("{} (may be empty on a CPU)", source.name),
+        (false, false) => source.name.to_owned(),
+    };
+    rule.sources.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+fn describe(rule: &OpRule, text: &mut String) {
+    let _ = write!(text, "\n**{}**({})", rule.name, sources(rule));
+    let named = rule.params.iter().enumerate().filter(|(_, name)| !name.is_empty());
+    let params: Vec<_> = named.map(|(word, name)| format!("{word} {name}")).collect();
+    if !params.is_empty() {
+        let _ = write!(text, "; parameters: {}", params.join(", "));
+    }
+    let _ = writeln!(text, "; result: {}\n", result(rule.result, rule));
+    for clause in rule.clauses {
+        let _ = writeln!(text, "* {}", clause.what);
+    }
+    for read in rule.reads {
+        let source = rule.sources[read.source()].name;
+        let _ = match read {
+            Read::Index { below, .. } => writeln!(text, "* contents of {source}: from 0 to below {below}"),
+            Read::Steady { .. } => {
+                writeln!(text, "* contents of {source} do not change while the kernel runs, in host memory")
+            }
+        };
+    }
+    for slot in rule.writes {
+        let _ = writeln!(text, "* {} is written too, and lies over nothing", rule.sources[*slot].name);
+    }
+    for (word, value) in rule.absent_params {
+        let _ = writeln!(text, "* `{}` left 0 by an older guest means {value:#x}", rule.params[*word]);
+    }
+}
+
+#[test]
+fn the_rules_in_the_docs_are_those_of_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/verifier.md");
+    let mut rules = String::new();
+    for (title, family) in FAMILIES {
+        let _ = write!(rules, "\n### {title}\n");
+        for rule in *family {
+            describe(rule, &mut rules);
+        }
+    }
+    rules.push('\n');
+    let page = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (found, after) = rest.split_once(END).unwrap();
+    if std::env::var_os("APIR_UPDATE_DOCS").is_some() {
+        std::fs::write(path, format!("{before}{BEGIN}{rules}{END}{after}")).unwrap();
+    } else {
+        assert!(found == rules, "docs/verifier.md is stale: run this test with APIR_UPDATE_DOCS=1");
+    }
+}
