@@ -29,3 +29,6 @@ pub mod verify;
 
 #[rustfmt::skip]
 mod generated;
+
+#[cfg(test)]
+mod mutants;

@@ -16,7 +16,7 @@ pub mod tensor;
 pub mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use error::VerifyError;
 

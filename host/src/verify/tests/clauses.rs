@@ -38,9 +38,13 @@ const WORDS: [i32; 22] = [
 const ROUNDS: usize = 8000;
 
 /// A source of numbers that is the same in every run.
-struct Numbers(u64);
+pub(crate) struct Numbers(u64);
 
 impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -75,7 +79,8 @@ fn change_tensor(tensor: &mut RawTensor, numbers: &mut Numbers) {
     }
 }
 
-fn change(case: &mut Case, numbers: &mut Numbers) {
+/// Changes one thing about a node.
+pub(crate) fn change(case: &mut Case, numbers: &mut Numbers) {
     match numbers.below(10) {
         0..=2 => change_tensor(&mut case.d, numbers),
         3..=5 if !case.sources.is_empty() => {
@@ -111,7 +116,7 @@ fn every_clause_refuses_something() {
     let rules = rules();
     let mut spoken = BTreeSet::new();
     for case in cases() {
-        let mut numbers = Numbers(42);
+        let mut numbers = Numbers::new(42);
         for round in 0..ROUNDS {
             let mut mutant = case.clone();
             for _ in 0..1 + round % 3 {

@@ -1,10 +1,10 @@
 //! The verifier against honest nodes, hostile ones, and everything in between.
 
-mod clauses;
+pub(crate) mod clauses;
 mod docs;
 mod faults;
 mod graphs;
-mod honest;
+pub(crate) mod honest;
 mod plans;
 
 use super::node::{Node, Slot};

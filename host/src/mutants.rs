@@ -1,0 +1,196 @@
+//! What passes the rules is computed by the real CPU kernels: nothing but the result changes, and nothing around its tensors shows in it.
+//!
+//! `APIR_MUTANTS` says how many changes to each honest node are tried.
+
+use crate::plugin::{Callbacks, apir_backend_deinit, apir_backend_dispatcher, apir_backend_initialize};
+use crate::verify::ops::find;
+use crate::verify::tests::clauses::{Numbers, change};
+use crate::verify::tests::honest::cases;
+use crate::verify::tests::{Case, op};
+use crate::verify::types::{F32, I32, I64};
+use apir_ggml::abi::FLAG_COMPUTE;
+use apir_protocol::codec::{Decoder, Encoder};
+use apir_protocol::graph::encode_graph;
+use apir_protocol::handle::BufferHandle;
+use apir_protocol::messages::*;
+use apir_protocol::tensor::{RawTensor, TensorRecord};
+use apir_protocol::{Request, Wire};
+use memmap2::MmapMut;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::Range;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const CONTEXT: u32 = 4_000_000_001;
+/// Bytes of the buffer, and of what lies untouched before and behind each tensor.
+const BUFFER: usize = 1 << 20;
+const GUARD: u64 = 256;
+const GRAPH: usize = 16 << 10;
+/// Id of the node.
+const NODE: u64 = 100;
+
+static LIBRARY: LazyLock<CString> = LazyLock::new(|| {
+    let folder =
+        std::env::var("APIR_LLAMA_DIR").expect("APIR_LLAMA_DIR must name the folder of libggml-cpu.so");
+    CString::new(format!("{folder}/libggml-cpu.so")).unwrap()
+});
+/// Addresses of resources 1, the buffer, and 2, the graph.
+static BLOBS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+unsafe extern "C" fn get_config(_ctx_id: u32, key: *const c_char) -> *const c_char {
+    // SAFETY: the plugin gives a C string.
+    let key = unsafe { CStr::from_ptr(key) };
+    if key == c"ggml.library.path" { LIBRARY.as_ptr() } else { std::ptr::null() }
+}
+
+unsafe extern "C" fn get_shmem_ptr(_ctx_id: u32, res_id: u32) -> *mut c_void {
+    BLOBS[res_id as usize - 1].load(Ordering::Relaxed) as *mut c_void
+}
+
+static CALLBACKS: Callbacks = Callbacks { get_config: Some(get_config), get_shmem_ptr: Some(get_shmem_ptr) };
+
+fn shared(len: usize) -> MmapMut {
+    let fd = nix::sys::memfd::memfd_create(c"apir-shmem", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+    nix::unistd::ftruncate(&fd, len as i64).unwrap();
+    // SAFETY: the file is anonymous and nobody shortens it.
+    unsafe { MmapMut::map_mut(&fd) }.unwrap()
+}
+
+fn call<R: Request>(request: &R) -> Result<R::Reply, u32> {
+    let (mut bytes, mut page) = ([0u8; 1024], [0u8; 1024]);
+    let mut encoder = Encoder::new(&mut bytes);
+    request.encode(&mut encoder).unwrap();
+    let len = encoder.len();
+    let (start, mut after) = (page.as_mut_ptr(), std::ptr::null_mut());
+    // SAFETY: the ranges are those of the two arrays.
+    let code = unsafe {
+        let (number, from, end) = (R::COMMAND.number(), bytes.as_ptr(), start.add(page.len()));
+        apir_backend_dispatcher(CONTEXT, &CALLBACKS, number, from, from.add(len), start, end, &mut after)
+    };
+    if code == 0 { Ok(R::Reply::decode(&mut Decoder::new(&page)).unwrap()) } else { Err(code) }
+}
+
+/// A node's tensors one behind the other, with guards, and the bytes that it writes; none when they are too large, or do not fit the wire.
+fn lay_out(case: &Case, buffer: BufferHandle) -> Option<(Vec<TensorRecord>, Vec<Range<usize>>)> {
+    let mut end = GUARD;
+    let mut records = Vec::new();
+    let mut record = |raw: &RawTensor, id: u64, at: Option<u64>| {
+        let extent = apir_ggml::extent(raw.type_, raw.ne, raw.nb).ok()?;
+        let data = at.unwrap_or(end);
+        if at.is_none() {
+            end = end.checked_add(extent)?.checked_add(GUARD)?.next_multiple_of(64);
+        }
+        let small = |values: [u64; 4]| values.iter().all(|value| *value <= u64::from(u32::MAX));
+        if end > BUFFER as u64 || !small(raw.nb) || raw.ne.iter().any(|ne| !(0..1 << 31).contains(ne)) {
+            return None;
+        }
+        let (ne, nb) = (raw.ne.map(|ne| ne as u32), raw.nb.map(|nb| nb as u32));
+        let (type_, op_params, flags) = (raw.type_, raw.op_params, raw.flags);
+        Some(TensorRecord { id, type_, buffer, ne, nb, data, op_params, flags, ..TensorRecord::default() })
+    };
+    let mut src = [0; 10];
+    for (slot, source) in case.sources.iter().enumerate().take(10) {
+        let Some(source) = source else { continue };
+        src[slot] = slot as u64 + 1;
+        records.push(record(source, src[slot], None)?);
+    }
+    let over = case.over.and_then(|slot| records.iter().find(|record| record.id == slot as u64 + 1)).copied();
+    let mut node = record(&case.d, NODE, over.map(|over| over.data))?;
+    (node.op, node.src, node.flags) = (op(case.op), src, node.flags | FLAG_COMPUTE);
+    node.view_src = over.map_or(0, |over| over.id);
+    if case.op == "VIEW" {
+        node.data += u64::from(node.op_params[0] as u32);
+        node.view_offs = u64::from(node.op_params[0] as u32);
+    }
+    if case.cast {
+        // Its second source, laid out above, is nobody's.
+        node.src[1] = node.id;
+    }
+    records.push(node);
+    let writes = find(case.op).map_or(&[][..], |rule| rule.writes);
+    let also = |record: &&TensorRecord| record.id == NODE || writes.contains(&(record.id as usize - 1));
+    let mut written: Vec<_> = records.iter().filter(also).filter_map(range_of).collect();
+    written.sort_by_key(|range| range.start);
+    Some((records, written))
+}
+
+/// The bytes that a tensor spans, none for one beyond the buffer.
+fn range_of(record: &TensorRecord) -> Option<Range<usize>> {
+    let extent = apir_ggml::extent(record.type_, record.ne.map(i64::from), record.nb.map(u64::from)).ok()?;
+    let end = record.data.checked_add(extent).filter(|end| *end <= BUFFER as u64)?;
+    Some(record.data as usize..end as usize)
+}
+
+/// Fills a tensor: integers with ones, so that most indices are fit, everything else with numbers about one.
+fn fill(record: &TensorRecord, memory: &mut [u8]) {
+    let Some(range) = range_of(record) else { return };
+    let bytes = &mut memory[range];
+    match record.type_ {
+        F32 => {
+            for (at, four) in bytes.chunks_exact_mut(4).enumerate() {
+                four.copy_from_slice(&(1.0 + (at % 7) as f32 / 8.0).to_le_bytes());
+            }
+        }
+        I32 => bytes.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&1i32.to_le_bytes())),
+        I64 => bytes.chunks_exact_mut(8).for_each(|eight| eight.copy_from_slice(&1i64.to_le_bytes())),
+        _ => bytes.fill(0x3c),
+    }
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn mutants_that_pass_touch_nothing_but_their_tensors() {
+    let rounds: usize = std::env::var("APIR_MUTANTS").map_or(300, |rounds| rounds.parse().unwrap());
+    let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
+    BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
+    BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
+    // SAFETY: the table is static.
+    assert_eq!(unsafe { apir_backend_initialize(CONTEXT, &CALLBACKS) }, 6);
+    let size = BUFFER as u64;
+    let buffer = call(&DeviceBufferFromPtrRequest { res_id: 1, size, max_tensor_size: size }).unwrap().buffer;
+    let mut expected = vec![0; BUFFER];
+    let mut results = [Vec::new(), Vec::new()];
+    let mut computed = BTreeMap::<&str, usize>::new();
+    for (at, case) in cases().iter().enumerate() {
+        let mut numbers = Numbers::new(at as u64);
+        for round in 0..rounds {
+            let mut mutant = case.clone();
+            for _ in 0..round % 4 {
+                change(&mut mutant, &mut numbers);
+            }
+            let Some((records, written)) = lay_out(&mutant, buffer) else { continue };
+            let used = encode_graph(&[NODE], &records, &mut graph[..]).unwrap() as u64;
+            if std::env::var_os("APIR_SHOW_MUTANTS").is_some() {
+                eprintln!("{mutant:?}");
+            }
+            // What lies around the tensors is different each time, and makes no difference.
+            for (around, result) in [0x40, 0x41].into_iter().zip(&mut results) {
+                expected.fill(around);
+                records.iter().for_each(|record| fill(record, &mut expected));
+                memory.copy_from_slice(&expected);
+                let outcome = call(&BackendGraphComputeRequest { res_id: 2, size: used });
+                if outcome.map(|reply| reply.status) == Ok(0) {
+                    *computed.entry(mutant.op).or_default() += 1;
+                }
+                result.clear();
+                let mut from = 0;
+                for range in written.iter().cloned().chain(std::iter::once(BUFFER..BUFFER)) {
+                    let gap = from..range.start.max(from);
+                    assert!(memory[gap.clone()] == expected[gap.clone()], "{gap:?} changed by {mutant:?}");
+                    result.extend_from_slice(&memory[range.clone()]);
+                    from = from.max(range.end);
+                }
+            }
+            assert!(
+                results[0] == results[1],
+                "what lies around the tensors shows in the result of {mutant:?}"
+            );
+        }
+        assert!(computed.contains_key(case.op) || VIEWS.contains(&case.op), "{} was never computed", case.op);
+    }
+    apir_backend_deinit(CONTEXT);
+    eprintln!("{} mutants computed twice: {computed:?}", computed.values().sum::<usize>() / 2);
+}
+
+const VIEWS: &[&str] = &["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"];
