@@ -218,16 +218,24 @@ impl Context {
         })
     }
 
+    /// Refuses a command that is too long to be copied.
+    ///
+    /// # Errors
+    /// [`CommandError::Limit`]
+    pub fn check_length(&self, bytes: usize) -> Result<(), CommandError> {
+        let (value, limit) = (bytes as u64, self.limits.command_bytes);
+        if value > limit {
+            return Err(CommandError::Limit { what: "bytes of a command", value, limit });
+        }
+        Ok(())
+    }
+
     /// Carries out a command; gives the bytes of its reply.
     ///
     /// # Errors
     /// [`CommandError`]; the context goes on.
     pub fn dispatch(&mut self, number: u32, request: &[u8], reply: &mut [u8]) -> Result<usize, CommandError> {
         let command = Command::from_number(number).ok_or(CommandError::Unknown(number))?;
-        let (value, limit) = (request.len() as u64, self.limits.command_bytes);
-        if value > limit {
-            return Err(CommandError::Limit { what: "bytes of a command", value, limit });
-        }
         let mut encoder = Encoder::new(reply);
         dispatch(self, command, &mut Decoder::new(request), &mut encoder)?;
         Ok(encoder.len())

@@ -119,14 +119,15 @@ pub unsafe extern "C" fn apir_backend_dispatcher(
         if from.is_null() { 0 } else { to.addr().saturating_sub(from.addr()) }
     };
     let (request_len, page_len) = (len(dec_cur, dec_end), len(enc_cur, enc_end));
-    let request = if request_len > 0 {
+    let request = || {
+        if request_len == 0 {
+            return Vec::new();
+        }
         // SAFETY: the caller promises the bytes; they are copied before they are looked at.
         unsafe { std::slice::from_raw_parts(dec_cur, request_len) }.to_vec()
-    } else {
-        Vec::new()
     };
     let mut reply = vec![0; page_len.min(REPLY_CAPACITY)];
-    let done = catch_unwind(AssertUnwindSafe(|| dispatch(ctx_id, cmd, &request, &mut reply)));
+    let done = catch_unwind(AssertUnwindSafe(|| dispatch(ctx_id, cmd, request_len, request, &mut reply)));
     let (code, written) = match done {
         Ok(Ok(written)) => (HandlerCode::Success.number(), written),
         Ok(Err(code)) => (code, 0),
@@ -145,15 +146,22 @@ pub unsafe extern "C" fn apir_backend_dispatcher(
     code
 }
 
-/// Bytes of the reply, or the code of the refusal.
-fn dispatch(ctx_id: u32, cmd: u32, request: &[u8], reply: &mut [u8]) -> Result<usize, u32> {
+/// Bytes of the reply, or the code of the refusal. The request is copied once its length is known to be within the context's limit.
+fn dispatch(
+    ctx_id: u32,
+    cmd: u32,
+    request_len: usize,
+    request: impl FnOnce() -> Vec<u8>,
+    reply: &mut [u8],
+) -> Result<usize, u32> {
     let context = contexts().get(&ctx_id).cloned();
     let Some(context) = context else {
         return Err(CommandError::NotInitialized(ctx_id).code());
     };
     // A poisoned context has been taken out of the map by the panic that poisoned it.
     let mut context = context.lock().map_err(|_| CommandError::NotInitialized(ctx_id).code())?;
-    context.dispatch(cmd, request, reply).map_err(|error| {
+    let done = context.check_length(request_len).and_then(|()| context.dispatch(cmd, &request(), reply));
+    done.map_err(|error| {
         context.log_refusal(cmd, &error);
         if !context.bears_refusal() {
             tracing::error!("context {ctx_id}: {}", CommandError::TooManyRefusals);

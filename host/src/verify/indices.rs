@@ -25,7 +25,7 @@ pub enum IndexCheck {
 }
 
 /// Most bytes of snapshots, and most bytes read for them, in one graph.
-pub const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
+pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 /// Most comparisons of a node's result with a source: about a tenth of a second.
 const MAX_STEPS: u64 = 1 << 26;
 

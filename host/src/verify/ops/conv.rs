@@ -145,8 +145,8 @@ pub const RULES: &[OpRule] = &[
             "channels",
         ],
         clauses: &[
-            must("image is F32, or F16 as the result; the result F32 or F16", |n| {
-                matches!((n.s(1).type_(), n.t()), (F32, F32 | F16) | (F16, F16))
+            must("image is F32, the result F32 or F16", |n| {
+                n.s(1).type_() == F32 && matches!(n.t(), F32 | F16)
             }),
             STEPS_3D,
             must("channels divide the fourth dimension of image", |n| {

@@ -211,6 +211,10 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
     ("IM2COL", "a flag that is neither", "the flag", |c| c.d.op_params[6] = 2),
     ("IM2COL_BACK", "stride of 0", "strides", |c| c.d.op_params[0] = 0),
     ("IM2COL_BACK", "smaller gradient", "patches of the result", |c| reshape(source(c, 0), &[27, 8, 5, 2])),
+    ("IM2COL_3D", "half an image", "image is F32", |c| {
+        retype(source(c, 1), F16);
+        retype(&mut c.d, F16);
+    }),
     ("IM2COL_3D", "no channels", "channels divide", |c| c.d.op_params[9] = 0),
     ("IM2COL_3D", "more channels than there are", "channels divide", |c| c.d.op_params[9] = 8),
     ("COL2IM_1D", "stride of 0", "the stride", |c| c.d.op_params[0] = 0),
