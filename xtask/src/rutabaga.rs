@@ -9,6 +9,9 @@ use crate::error::{Error, IoContext};
 use crate::tools::Tool;
 use crate::ui::Ui;
 
+/// Its manifest, from the workspace's root.
+pub const MANIFEST: &str = "tests/rutabaga/Cargo.toml";
+
 /// What its build needs.
 const PKG_CONFIG: &[Need] = &[Need::Program("pkg-config", "pkg-config")];
 
@@ -30,7 +33,7 @@ pub fn test(workspace: &Workspace, cache: &Cache, ui: &Ui) -> Result<Tool, Error
     fs::write(&description, text).at("write", &description)?;
     Ok(workspace
         .cargo("rutabaga")
-        .args(["test", "--no-fail-fast", "--manifest-path", "tests/rutabaga/Cargo.toml"])
+        .args(["test", "--no-fail-fast", "--manifest-path", MANIFEST])
         .env("CARGO_TARGET_DIR", workspace.target("rutabaga"))
         .env("PKG_CONFIG_PATH", &dist)
         .env("LD_LIBRARY_PATH", &dist))

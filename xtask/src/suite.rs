@@ -1,5 +1,6 @@
 //! Counting checks and tests, and telling how they went.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::error::Error;
@@ -67,8 +68,11 @@ impl<'a> Suite<'a> {
             counts.failed = 1;
         }
         self.count(name, started, counts);
+        let mut told = BTreeSet::new();
         for note in lines.iter().filter(|line| line.starts_with("note: ")) {
-            self.ui.result(&format!("        {note}"));
+            if told.insert(note) {
+                self.ui.result(&format!("        {note}"));
+            }
         }
     }
 

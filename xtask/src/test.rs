@@ -114,7 +114,10 @@ pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
 /// The checks that need nothing but this workspace.
 fn without_peers(workspace: &Workspace, ui: &Ui, suite: &mut Suite<'_>) {
     let run = |tool: Tool| tool.run().map(|()| true);
-    suite.step("format", || run(workspace.cargo("fmt").args(["fmt", "--all", "--check"])));
+    suite.step("format", || {
+        run(workspace.cargo("fmt").args(["fmt", "--all", "--check"]))?;
+        run(workspace.cargo("fmt-rutabaga").args(["fmt", "--check", "--manifest-path", rutabaga::MANIFEST]))
+    });
     suite.step("generated files", || codegen::run(workspace, ui, true));
     suite.step("clippy", || {
         let clippy = workspace.cargo("clippy").args(["clippy", "--workspace", "--all-targets", "--quiet"]);
