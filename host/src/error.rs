@@ -139,8 +139,10 @@ pub enum CommandError {
         room: u64,
     },
     /// An index that names no row.
-    #[error("index {value}, there are {limit}")]
+    #[error("{name:?}: index {value}, there are {limit}")]
     Index {
+        /// The name of the tensor of indices.
+        name: String,
         /// The index.
         value: i64,
         /// What it must be below.

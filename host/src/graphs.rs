@@ -37,6 +37,9 @@ impl BuiltGraph {
         scratch: &mut Vec<u8>,
     ) -> Result<Status, CommandError> {
         let count = self.graph.node_count();
+        if count == 0 {
+            return Ok(Status::Success);
+        }
         let mut part = |from, to| {
             let status = backend.graph_compute_part(&mut self.graph, from..to);
             backend.synchronize();

@@ -41,7 +41,11 @@ static BLOBS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 unsafe extern "C" fn get_config(_ctx_id: u32, key: *const c_char) -> *const c_char {
     // SAFETY: the plugin gives a C string.
     let key = unsafe { CStr::from_ptr(key) };
-    if key == c"ggml.library.path" { LIBRARY.as_ptr() } else { std::ptr::null() }
+    match key.to_bytes() {
+        b"ggml.library.path" => LIBRARY.as_ptr(),
+        b"apir.max_bad_commands" => c"1000000000000".as_ptr(),
+        _ => std::ptr::null(),
+    }
 }
 
 unsafe extern "C" fn get_shmem_ptr(_ctx_id: u32, res_id: u32) -> *mut c_void {

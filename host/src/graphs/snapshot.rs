@@ -87,8 +87,10 @@ impl Snapshot {
             dense = self.gather(scratch)?;
             &dense[..]
         };
-        if let Some(limit) = self.below {
-            check(values, self.source.type_() == I64, limit)?;
+        if let Some(limit) = self.below
+            && let Some(value) = misfit(values, self.source.type_() == I64, limit)
+        {
+            return Err(CommandError::Index { name: self.source.name_text(), value, limit });
         }
         match private {
             Some(private) if self.rebind => Ok(private.set_tensor(
@@ -123,19 +125,15 @@ impl Snapshot {
     }
 }
 
-/// Refuses values that are not from 0 to below `limit`: 64-bit ones, or 32-bit ones.
-fn check(values: &[u8], wide: bool, limit: i64) -> Result<(), CommandError> {
+/// The first value that is not from 0 to below `limit`, of 64-bit ones, or 32-bit ones.
+fn misfit(values: &[u8], wide: bool, limit: i64) -> Option<i64> {
     let fit = |value: &i64| (0..limit).contains(value);
-    let found = if wide {
+    if wide {
         let (values, _) = values.as_chunks::<8>();
         values.iter().map(|bytes| i64::from_le_bytes(*bytes)).find(|value| !fit(value))
     } else {
         let (values, _) = values.as_chunks::<4>();
         values.iter().map(|bytes| i64::from(i32::from_le_bytes(*bytes))).find(|value| !fit(value))
-    };
-    match found {
-        Some(value) => Err(CommandError::Index { value, limit }),
-        None => Ok(()),
     }
 }
 
@@ -147,11 +145,11 @@ mod tests {
     fn indices_are_from_0_to_below_the_limit() {
         let narrow = |values: &[i32], limit| {
             let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            check(&bytes, false, limit).is_ok()
+            misfit(&bytes, false, limit).is_none()
         };
         assert!(narrow(&[0, 3, 2], 4) && narrow(&[], 0));
         assert!(!narrow(&[0, 4], 4) && !narrow(&[-1], 4) && !narrow(&[i32::MIN, 0], 4) && !narrow(&[0], 0));
-        let wide = |value: i64| check(&value.to_le_bytes(), true, 4).is_ok();
+        let wide = |value: i64| misfit(&value.to_le_bytes(), true, 4).is_none();
         assert!(wide(0) && wide(3));
         assert!(!wide(4) && !wide(-1) && !wide(1 << 32) && !wide(i64::MIN));
     }

@@ -54,12 +54,15 @@ impl Context {
         let mut node = check(&inline.tensor)?;
         self.rules.complete(&mut node);
         let carried = inline.sources.len();
-        Ok(Inline {
+        let mut read = Inline {
             node,
             sources: inline.sources.iter().map(check).collect::<Result<_, _>>()?,
             view_src: inline.view_src.as_ref().map(check).transpose()?,
             unknown: std::array::from_fn(|slot| slot > carried && inline.tensor.has_source[slot]),
-        })
+        };
+        let params = self.rules.capped(&read.node_for_rules(self));
+        read.node.set_params(params);
+        Ok(read)
     }
 
     /// Calls `ask` with the node as ggml knows it.
@@ -97,6 +100,7 @@ impl Inline {
             view: self.view_src.as_ref(),
             // The wire does not tell a cast, which is its own second source, from a copy over a view.
             cast: self.view_src.is_none(),
+            probe: true,
             target: context.rules.target(),
         }
     }

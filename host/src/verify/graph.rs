@@ -7,6 +7,7 @@ use super::rules::{OpRule, ResultPlace, RuleBook};
 use super::tensor::CheckedTensor;
 use super::{Buffers, VerifyError};
 use apir_ggml::OpKind;
+use apir_ggml::abi::FLAG_COMPUTE;
 use apir_protocol::graph::GraphReader;
 use apir_protocol::tensor::{MAX_SOURCES, TensorRecord};
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ pub struct GraphTensor {
     sources: [Option<u32>; MAX_SOURCES],
     view_src: Option<u32>,
     node: Option<u32>,
+    /// It is in the guest's list of nodes.
+    listed: bool,
 }
 
 impl GraphTensor {
@@ -45,7 +48,7 @@ impl GraphTensor {
         self.node
     }
 
-    /// Whether a backend executes it in this graph.
+    /// Whether a backend computes it in this graph.
     #[must_use]
     pub fn is_computed(&self, rules: &RuleBook) -> bool {
         self.node.is_some()
@@ -170,7 +173,7 @@ impl Verifier {
             Some(viewed) => check_view(&tensor, &self.tensors[viewed as usize])?,
             None => check_alignment(&tensor, terms.buffers)?,
         }
-        self.tensors.push(GraphTensor { tensor, sources, view_src, node: None });
+        self.tensors.push(GraphTensor { tensor, sources, view_src, node: None, listed: false });
         Ok(())
     }
 
@@ -184,10 +187,17 @@ impl Verifier {
 
     fn add_node(&mut self, node: usize, id: u64, rules: &RuleBook) -> Result<(), VerifyError> {
         let place = self.find(id, "a node")?.ok_or(VerifyError::UnknownId { what: "a node", id })?;
+        let next = self.nodes.len() as u32;
         let entry = &mut self.tensors[place as usize];
-        if entry.node.replace(node as u32).is_some() {
+        if std::mem::replace(&mut entry.listed, true) {
             return Err(VerifyError::NodeOrder { node });
         }
+        let flagged = entry.tensor.flags() & FLAG_COMPUTE != 0;
+        if rules.kind(entry.tensor.op()) == Some(OpKind::Compute) && !flagged {
+            // Programs build more than one way through a graph, and mark the nodes of the one that they take; the others are data.
+            return Ok(());
+        }
+        entry.node = Some(next);
         let entry = &self.tensors[place as usize];
         let checked = node_of(&self.tensors, place, rules);
         rules.check(&checked)?;
@@ -198,6 +208,8 @@ impl Verifier {
                 check_overlaps(rule, &checked)?;
             }
         }
+        let params = rules.capped(&checked);
+        self.tensors[place as usize].tensor.set_params(params);
         self.nodes.push(place as usize);
         Ok(())
     }
@@ -225,6 +237,7 @@ pub(super) fn node_of<'a>(tensors: &'a [GraphTensor], place: u32, rules: &RuleBo
         slots: entry.sources.map(|source| source.map_or(Slot::Absent, |source| Slot::Known(tensor(source)))),
         view: entry.view_src.map(tensor),
         cast: entry.sources[1] == Some(place),
+        probe: false,
         target: rules.target(),
     }
 }

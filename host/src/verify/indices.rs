@@ -174,8 +174,7 @@ impl Planner<'_> {
             let target = self.tensors[source as usize].tensor();
             let entry = &self.tensors[self.nodes[writer]];
             let made = entry.tensor();
-            // A node without the flag is not executed, and what lies there is anything.
-            if !made.is_executed() || !made.is_dense() || !covers(made, target) {
+            if !made.is_dense() || !covers(made, target) {
                 return Ok(false);
             }
             let Some(from) = entry.sources()[0] else { return Ok(false) };

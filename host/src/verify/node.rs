@@ -38,6 +38,8 @@ pub struct Node<'a> {
     pub view: Option<&'a CheckedTensor>,
     /// The second source is the result itself, as in a cast.
     pub cast: bool,
+    /// It is only asked about. Programs ask whether a device can use a weight with a node that they make up for that, and that nobody could compute.
+    pub probe: bool,
     /// What it is checked for.
     pub target: Target,
 }

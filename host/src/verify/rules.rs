@@ -25,6 +25,8 @@ pub struct OpRule {
     pub params: &'static [&'static str],
     /// Parameters that older guests leave 0, and what they mean by it.
     pub absent_params: &'static [(usize, i32)],
+    /// Parameters that are taken as no more than a number.
+    pub capped_params: &'static [Cap],
     /// Where the result may lie.
     pub result: ResultPlace,
     /// Sources whose contents decide which memory the kernel touches.
@@ -44,6 +46,7 @@ impl OpRule {
         sources: &[],
         params: &[],
         absent_params: &[],
+        capped_params: &[],
         result: ResultPlace::Fresh,
         reads: &[],
         writes: &[],
@@ -96,6 +99,17 @@ pub struct Clause {
 #[must_use]
 pub const fn must(what: &'static str, holds: fn(&Node<'_>) -> bool) -> Clause {
     Clause { what, holds }
+}
+
+/// A number that a parameter is taken as no more than: a larger one says the same, and some kernels take memory by it.
+#[derive(Debug, Clone, Copy)]
+pub struct Cap {
+    /// The parameter's word.
+    pub word: usize,
+    /// The number in words.
+    pub what: &'static str,
+    /// The number.
+    pub most: fn(&Node<'_>) -> i64,
 }
 
 /// Where a result may lie.
@@ -331,6 +345,17 @@ impl RuleBook {
                 tensor.set_param(*word, *value);
             }
         }
+    }
+
+    /// The parameter words of a node, none larger than it says anything.
+    #[must_use]
+    pub fn capped(&self, node: &Node<'_>) -> [i32; PARAM_WORDS] {
+        let mut params = node.d.op_params();
+        for cap in self.rule(node.d.op()).map_or(&[][..], |rule| rule.capped_params) {
+            let most = i32::try_from((cap.most)(node)).unwrap_or(i32::MAX);
+            params[cap.word] = params[cap.word].min(most);
+        }
+        params
     }
 
     /// Holds a node against its operation's rules; a leaf has none.

@@ -175,6 +175,11 @@ impl CheckedTensor {
         self.op_params
     }
 
+    /// Replaces the parameters.
+    pub(crate) fn set_params(&mut self, params: [i32; PARAM_WORDS]) {
+        self.op_params = params;
+    }
+
     /// Puts a value in a parameter that an older guest leaves out.
     pub(super) fn set_param(&mut self, word: usize, value: i32) {
         if let Some(param) = self.op_params.get_mut(word) {
@@ -186,12 +191,6 @@ impl CheckedTensor {
     #[must_use]
     pub fn flags(&self) -> i32 {
         self.flags
-    }
-
-    /// Whether backends execute it if it is a node.
-    #[must_use]
-    pub fn is_executed(&self) -> bool {
-        self.flags & FLAG_COMPUTE != 0
     }
 
     /// The name with its NUL.

@@ -215,3 +215,21 @@ fn s12_patches_outside_their_tensor_are_refused() {
         guest.assert_alive();
     });
 }
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn nodes_that_are_not_marked_are_not_computed() {
+    let mut guest = Guest::start();
+    let buffer = guest.buffer(4096);
+    let a = row(1, buffer, 0, 4);
+    guest.set(a, &bytes(&[2.0; 4]));
+    let unmarked = TensorRecord { flags: 0, ..node(2, buffer, 64, 4, OP_SQR, &[1]) };
+    assert_eq!(guest.compute(&[2], &[a, unmarked]), Ok(0), "nothing to do");
+    assert_eq!(guest.get(row(2, buffer, 64, 4), 16), [0; 16]);
+    // What a way that is not taken is made of may lie anywhere.
+    let nowhere = TensorRecord { buffer: BufferHandle(0), data: 0, ..row(4, buffer, 0, 4) };
+    let other = TensorRecord { flags: 0, ..node(5, buffer, 192, 4, OP_SQR, &[4]) };
+    let taken = node(3, buffer, 128, 4, OP_SQR, &[1]);
+    assert_eq!(guest.compute(&[2, 5, 3], &[a, unmarked, nowhere, other, taken]), Ok(0));
+    assert_eq!(floats(&guest.get(taken, 16)), [4.0; 4]);
+}

@@ -3,7 +3,7 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{OpRule, may, must, need};
+use crate::verify::rules::{Cap, OpRule, may, must, need};
 use crate::verify::types::{F16, F32, dot_type, is_float, is_readable_block};
 
 /// Rows of a tile of queries and of a tile of keys in the CPU kernel.
@@ -27,6 +27,7 @@ pub const RULES: &[OpRule] = &[
         name: "FLASH_ATTN_EXT",
         sources: &[need("q"), need("k"), need("v"), may("mask"), may("sinks")],
         params: &["scale", "max bias", "softcap", "precision", "n_kv_max"],
+        capped_params: &[Cap { word: 4, what: "the number of keys", most: |n| n.s(1).ne()[1] }],
         clauses: &[
             must("q, sinks and the result are F32, mask is F16", |n| {
                 n.s(0).type_() == F32
@@ -76,7 +77,7 @@ pub const RULES: &[OpRule] = &[
                 15 | 20 | 30 | 40 => !n.target.cpu,
                 _ => false,
             }),
-            must("n_kv_max is 0 to the number of keys", |n| (0..=n.s(1).ne()[1]).contains(&n.p(4))),
+            must("n_kv_max is not negative", |n| n.p(4) >= 0),
         ],
         work,
         ..OpRule::BLANK

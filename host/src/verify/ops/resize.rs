@@ -36,7 +36,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "CONCAT",
-        sources: &[need("a"), need("b")],
+        sources: &[need("a").or_empty(), need("b").or_empty()],
         params: &["dim"],
         clauses: &[
             must("all have one type", |n| n.all_are(n.t())),

@@ -66,7 +66,8 @@ const ROPE: OpRule = OpRule {
         }),
         must("rows have an even number of elements", |n| n.s(0).ne()[0] % 2 == 0),
         must("n_dims is even, from 2 to a row", |n| {
-            n.p(1) >= 2 && n.p(1) % 2 == 0 && n.p(1) <= n.s(0).ne()[0]
+            // llama.cpp asks about its factors with all parameters 0.
+            n.probe && n.p(1) == 0 || n.p(1) >= 2 && n.p(1) % 2 == 0 && n.p(1) <= n.s(0).ne()[0]
         }),
         must("n_offs is even, and n_offs and n_dims fit into a row", |n| {
             n.p(15) >= 0 && n.p(15) % 2 == 0 && n.p(15) + n.p(1) <= n.s(0).ne()[0]

@@ -55,6 +55,9 @@ fn describe(rule: &OpRule, text: &mut String) {
     for slot in rule.writes {
         let _ = writeln!(text, "* {} is written too, and lies over nothing", rule.sources[*slot].name);
     }
+    for cap in rule.capped_params {
+        let _ = writeln!(text, "* `{}` is taken as no more than {}", rule.params[cap.word], cap.what);
+    }
     for (word, value) in rule.absent_params {
         let _ = writeln!(text, "* `{}` left 0 by an older guest means {value:#x}", rule.params[*word]);
     }

@@ -278,6 +278,28 @@ fn views_are_where_they_say() {
 }
 
 #[test]
+fn nodes_that_are_not_marked_are_data() {
+    // One that breaks rules, has no buffer under its source, and is not computed.
+    let mut graph = sample();
+    let nowhere = graph.leaf(row(), 0, 0);
+    let other = graph.node("GLU", row(), PRIVATE, 512, &[nowhere]);
+    assert!(graph.refusal().contains("GLU breaks the rule"));
+    graph.last().flags = 0;
+    graph.node("SQR", row(), PRIVATE, 640, &[other]);
+    graph.verify(IndexCheck::All, |verified| {
+        let graph = verified.unwrap();
+        assert_eq!((graph.nodes(), graph.tensors()[5].node()), (&[1, 2, 3, 6][..], None));
+    });
+    graph.nodes.push(other);
+    assert!(graph.refusal().contains("listed twice"));
+    for tensor in &mut graph.tensors {
+        tensor.flags = 0;
+    }
+    graph.nodes.pop();
+    graph.verify(IndexCheck::All, |verified| assert_eq!(verified.unwrap().nodes(), [2], "a view"));
+}
+
+#[test]
 fn what_another_graph_computed_is_data() {
     // A tensor whose operation is hostile is not computed here, and is checked as any other tensor.
     let mut graph = sample();
@@ -299,6 +321,22 @@ fn a_cast_is_its_own_second_source() {
     graph.passes();
     graph.last().op = op("ADD");
     assert!(graph.refusal().contains("does not come before it"));
+}
+
+#[test]
+fn a_promise_of_more_keys_than_there_are_is_one_of_all() {
+    let mut graph = Sketch::default();
+    let q = graph.leaf(t(0, &[32, 1, 2]), PRIVATE, 0);
+    let (k, v) = (graph.leaf(t(1, &[32, 7, 2]), PRIVATE, 256), graph.leaf(t(1, &[32, 7, 2]), PRIVATE, 1152));
+    graph.node("FLASH_ATTN_EXT", t(0, &[32, 2, 1]), PRIVATE, 2048, &[q, k, v]);
+    for (given, taken) in [(0, 0), (5, 5), (7, 7), (8, 7), (i32::MAX, 7)] {
+        graph.last().op_params[4] = given;
+        graph.verify(IndexCheck::All, |verified| {
+            assert_eq!(verified.unwrap().tensors()[3].tensor().op_params()[4], taken);
+        });
+    }
+    graph.last().op_params[4] = -1;
+    assert!(graph.refusal().contains("not negative"));
 }
 
 proptest! {

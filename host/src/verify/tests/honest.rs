@@ -130,6 +130,7 @@ fn shapes() -> Vec<Case> {
         c("REPEAT_BACK", f(&[4, 3]), &[a], &[]),
         c("CONCAT", f(&[8, 5]), &[a, f(&[8, 2])], &[1]),
         c("CONCAT", t(Q8_0, &[96, 2]), &[t(Q8_0, &[64, 2]), t(Q8_0, &[32, 2])], &[0]),
+        c("CONCAT", f(&[8, 3]), &[f(&[8, 0]), f(&[8, 3])], &[1]),
         c("CONCAT", t(I64, &[8, 5]), &[t(I64, &[8, 3]), t(I64, &[8, 2])], &[1]),
         c("PAD", f(&[11, 4]), &[a], &[1, 2, 0, 1]),
         c("PAD", f(&[11, 4]), &[a], &[1, 2, 0, 1, 0, 0, 0, 0, 1]),
@@ -371,5 +372,24 @@ fn nodes_for_no_tokens_pass() {
         c("ARGSORT", i(&[64, 0]), &[none], &[0]),
     ] {
         assert_eq!(case.check(&rules), Ok(()), "{case:?}");
+    }
+}
+
+#[test]
+fn made_up_nodes_that_ask_about_a_weight_pass_as_questions_only() {
+    let rules = rules();
+    let heads = f(&[123, 123, 123]);
+    let state = f(&[123, 123, 123, 123]);
+    for case in [
+        c("ROPE", f(&[64, 8, 512]), &[f(&[64, 8, 512]), i(&[512]), f(&[32])], &[]),
+        c(
+            "RWKV_WKV6",
+            f(&[123 * 123, 123 + 123 * 123]),
+            &[heads, heads, heads, f(&[64, 32]), heads, state],
+            &[],
+        ),
+    ] {
+        assert!(case.check(&rules).is_err(), "{case:?}");
+        assert_eq!(case.with(|case| case.probe = true).check(&rules), Ok(()), "{case:?}");
     }
 }

@@ -145,13 +145,21 @@ pub(crate) struct Case {
     /// The source that the result is a view of.
     pub(crate) over: Option<usize>,
     pub(crate) cast: bool,
+    pub(crate) probe: bool,
 }
 
 impl Case {
     pub(crate) fn new(op: &'static str, d: RawTensor, sources: &[RawTensor], params: &[i32]) -> Self {
         let mut d = d;
         d.op_params[..params.len()].copy_from_slice(params);
-        Self { op, d, sources: sources.iter().copied().map(Some).collect(), over: None, cast: false }
+        Self {
+            op,
+            d,
+            sources: sources.iter().copied().map(Some).collect(),
+            over: None,
+            cast: false,
+            probe: false,
+        }
     }
 
     /// As a view of its source `slot`.
@@ -183,8 +191,9 @@ impl Case {
             _ => Slot::Absent,
         };
         let view = self.over.and_then(|slot| sources.get(slot)?.as_ref());
+        let (cast, probe) = (self.cast, self.probe);
         let node =
-            Node { d: &d, slots: std::array::from_fn(slot), view, cast: self.cast, target: rules.target() };
+            Node { d: &d, slots: std::array::from_fn(slot), view, cast, probe, target: rules.target() };
         rules.check(&node).map_err(|error| error.to_string())
     }
 }
