@@ -150,3 +150,22 @@ fn hash_sizes_are_ggmls_primes() {
     assert_eq!([0, 2, 3, 4, 6, 4096, 4100].map(hash_size), [2, 2, 3, 5, 11, 4099, 8209]);
     assert!(hash_size(2 * MAX_TENSORS) >= 2 * MAX_TENSORS);
 }
+
+#[test]
+fn a_part_has_some_nodes_and_the_use_counts_of_the_whole() {
+    let mut builder = GraphBuilder::new();
+    let x = builder.add_tensor(&vector(abi::OP_NONE, &[])).unwrap();
+    let norm = builder.add_tensor(&vector(RMS_NORM, &[x])).unwrap();
+    let product = builder.add_tensor(&vector(MUL, &[norm, x])).unwrap();
+    let square = builder.add_tensor(&vector(MUL, &[product, product])).unwrap();
+    let mut graph = builder.finish(&[norm, product, square], 7).unwrap();
+    for (range, nodes) in
+        [(0..3, vec![norm, product, square]), (1..2, vec![product]), (2..9, vec![square]), (5..9, vec![])]
+    {
+        let part = graph.part(range);
+        assert_eq!(entries(&graph, part.nodes, part.n_nodes), nodes);
+        assert_eq!((part.n_leafs, part.uid, part.size), (0, 0, nodes.len() as c_int));
+        assert_eq!(part.use_counts, graph.cgraph.use_counts);
+        assert_eq!(part.visited_hash_set.size, graph.cgraph.visited_hash_set.size);
+    }
+}
