@@ -187,7 +187,9 @@ impl Peers {
     }
 
     fn env(&self, workspace: &Workspace, tool: Tool) -> Tool {
-        tool.env("APIR_DIST", workspace.dist())
+        // One thread: more of them spin against the other tests' processes, and race where a kernel lets them.
+        tool.env("APIR_HOST_THREADS", "1")
+            .env("APIR_DIST", workspace.dist())
             .env("APIR_LLAMA_DIR", &self.llama.bin)
             .env("APIR_LLAMA_SRC", &self.source)
             .env("APIR_MODELS", &self.models)
