@@ -170,7 +170,8 @@ impl Device {
         });
         answer.unwrap_or_else(|error| {
             self.tell("cannot ask whether an operation is supported", &error);
-            false
+            // ggml aborts over a "no" for tensors that lie here; a computation on a lost host fails instead.
+            self.session.is_lost()
         })
     }
 

@@ -137,7 +137,8 @@ fn a_lost_host_leaves_the_last_known_memory_and_one_line() {
     // SAFETY: the device has all functions; the places are valid.
     unsafe { ((*device.as_ptr()).iface.get_memory.unwrap())(device.as_ptr(), &raw mut free, &raw mut total) };
     assert_eq!((free, total), (5, 7));
-    assert!(!supports(device, &abi::Tensor { op: ADD, ..tensor(F32, [4, 1, 1, 1]) }));
+    // A "no" would make ggml abort the program; its computation fails instead.
+    assert!(supports(device, &abi::Tensor { op: ADD, ..tensor(F32, [4, 1, 1, 1]) }));
     assert!(Held::new(device, 64).is_none());
     let mut node = tensor(F32, [4, 1, 1, 1]);
     assert_eq!(compute(device, &mut [&raw mut node]), -1);
