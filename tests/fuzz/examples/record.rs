@@ -1,0 +1,178 @@
+//! Records the graphs of a program: a server of the socket link that keeps what it is told to compute.
+//!
+//! `record OUT EACH PROGRAM [ARGUMENT]...` runs the program with the guest's library of `APIR_DIST` and ggml's of `APIR_LLAMA_DIR`, and writes to
+//! the archive OUT the EACH smallest graphs of every sequence of operations.
+#![allow(missing_docs)]
+#![forbid(unsafe_code)]
+
+use apir_fuzz::graph::Graph;
+use apir_fuzz::guest::library;
+use apir_fuzz::recorded::{pack, sizes};
+use apir_protocol::Wire;
+use apir_protocol::codec::Decoder;
+use apir_protocol::command::{Command as Number, CommandType};
+use apir_protocol::header::CommandHeader;
+use apir_protocol::messages::BackendGraphComputeRequest;
+use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen,
+    recv, sendmsg, socket,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::fs::File;
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use virglrenderer::{Config, Context};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The graphs so far, by their operations.
+type Found = Arc<Mutex<BTreeMap<Vec<u32>, Vec<Graph>>>>;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    let mut next = || arguments.next().ok_or("record OUT EACH PROGRAM [ARGUMENT]...");
+    let (out, each, program) = (PathBuf::from(next()?), next()?, next()?);
+    let each: usize = each.to_str().ok_or("EACH is a number")?.parse()?;
+    let dist = PathBuf::from(std::env::var_os("APIR_DIST").ok_or("APIR_DIST is not set")?);
+
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("socket");
+    let server = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(server.as_raw_fd(), &UnixAddr::new(&path)?)?;
+    listen(&server, Backlog::new(4)?)?;
+    let found = Found::default();
+    let (keeper, plugin) = (found.clone(), dist.join("libggml-virtgpu-backend.so"));
+    std::thread::spawn(move || {
+        for id in 1.. {
+            let Ok(client) = accept(&server) else { return };
+            let (keeper, plugin) = (keeper.clone(), plugin.clone());
+            std::thread::spawn(move || {
+                if let Err(error) = serve(&client, id, plugin, each, &keeper) {
+                    eprintln!("client {id}: {error}");
+                }
+            });
+        }
+    });
+    let status = Command::new(program)
+        .args(arguments)
+        .env("APIR_SOCKET", &path)
+        .env("GGML_BACKEND_PATH", dist.join("libggml-virtgpu.so"))
+        .status()?;
+    eprintln!("the program ended with {status}");
+    let graphs: Vec<_> =
+        found.lock().unwrap_or_else(PoisonError::into_inner).values().flatten().cloned().collect();
+    let archive = pack(&graphs);
+    eprintln!("{} graphs in {} bytes", graphs.len(), archive.len());
+    Ok(std::fs::write(out, archive)?)
+}
+
+fn serve(client: &OwnedFd, id: u32, plugin: PathBuf, each: usize, found: &Found) -> Result<()> {
+    let mut context =
+        Context::new(id, Config::default().plugin(plugin).set("ggml.library.path", library())?)?;
+    let mut blobs: HashMap<u32, File> = HashMap::new();
+    let mut buffer = vec![0; MAX_FRAME];
+    loop {
+        let len = recv(client.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        if len == 0 {
+            return Ok(());
+        }
+        let packet = &mut buffer[..len];
+        match ClientFrame::parse(packet)? {
+            ClientFrame::Hello { .. } => send(client, ServerFrame::Hello { version: SOCKET_VERSION }, None)?,
+            ClientFrame::CreateBlob { size } => match context.create_blob(size) {
+                Ok(blob) => {
+                    let frame = ServerFrame::Blob { res_id: blob.res_id, size: blob.size };
+                    send(client, frame, Some(&blob.memory))?;
+                    blobs.insert(blob.res_id, blob.memory.into());
+                }
+                Err(code) => send(client, ServerFrame::BlobRefused { code }, None)?,
+            },
+            ClientFrame::Unref { res_id } => {
+                context.unref_blob(res_id);
+                blobs.remove(&res_id);
+            }
+            ClientFrame::Submit { command } => {
+                let at = len - command.len();
+                if let Some(graph) = graph_of(command, &blobs) {
+                    keep(graph, each, found);
+                }
+                context.submit(&mut packet[at..])?;
+            }
+            ClientFrame::Attach { .. } => return Err("a client that makes blobs".into()),
+        }
+    }
+}
+
+fn send(client: &OwnedFd, frame: ServerFrame, memory: Option<&OwnedFd>) -> Result<()> {
+    let frame = frame.to_frame();
+    let fds: Vec<_> = memory.iter().map(|fd| fd.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&fds)];
+    let control = if fds.is_empty() { &rights[..0] } else { &rights[..] };
+    let parts = [IoSlice::new(frame.as_bytes())];
+    sendmsg::<UnixAddr>(client.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// The graph that a command tells to compute.
+fn graph_of(command: &[u8], blobs: &HashMap<u32, File>) -> Option<Graph> {
+    let header = CommandHeader::from_bytes(command).ok()?;
+    if header.type_ != CommandType::Forward.number() || header.flags != Number::BackendGraphCompute.number() {
+        return None;
+    }
+    let request = BackendGraphComputeRequest::decode(&mut Decoder::new(command.get(12..)?)).ok()?;
+    let mut bytes = vec![0; usize::try_from(request.size).ok()?];
+    blobs.get(&request.res_id)?.read_exact_at(&mut bytes, 0).ok()?;
+    Graph::from_blob(&bytes)
+}
+
+/// Keeps a graph unless there are smaller ones.
+fn keep(mut graph: Graph, each: usize, found: &Found) {
+    let operations = |graph: &Graph| {
+        graph.nodes.iter().filter_map(|id| graph.find(*id)).map(|tensor| tensor.op).collect::<Vec<_>>()
+    };
+    let bytes = |graph: &Graph| sizes(graph).values().sum::<u64>();
+    plain(&mut graph);
+    let key = operations(&graph);
+    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = found.entry(key).or_default();
+    // A step later only positions differ, which are contents.
+    if !kept.contains(&graph) {
+        kept.push(graph);
+        kept.sort_by_key(bytes);
+        kept.truncate(each);
+    }
+}
+
+/// Numbers ids and buffers from 1, forgets names, and lets all that lies in a buffer of nothing but leafs lie at its start.
+fn plain(graph: &mut Graph) {
+    let mut ids = HashMap::from([(0, 0)]);
+    let mut buffers = HashMap::from([(0, 0)]);
+    let mut computed = HashMap::new();
+    for tensor in &graph.tensors {
+        let next = ids.len() as u64;
+        ids.entry(tensor.id).or_insert(next);
+        let next = buffers.len() as u64;
+        buffers.entry(tensor.buffer.0).or_insert(next);
+        *computed.entry(tensor.buffer.0).or_insert(false) |= tensor.op != 0 && tensor.view_src == 0;
+    }
+    let starts: HashMap<u64, u64> = graph.tensors.iter().map(|tensor| (tensor.id, tensor.data)).collect();
+    let number = |id: &mut u64| *id = ids.get(id).copied().unwrap_or(*id);
+    graph.nodes.iter_mut().for_each(number);
+    for tensor in &mut graph.tensors {
+        if computed.get(&tensor.buffer.0) == Some(&false) {
+            let root = if tensor.view_src == 0 { tensor.id } else { tensor.view_src };
+            tensor.data -= starts.get(&root).copied().unwrap_or_default();
+        }
+        tensor.buffer.0 = buffers.get(&tensor.buffer.0).copied().unwrap_or_default();
+        number(&mut tensor.id);
+        tensor.src.iter_mut().for_each(number);
+        number(&mut tensor.view_src);
+        tensor.name = [0; 64];
+    }
+}

@@ -1,0 +1,155 @@
+//! Graphs of real programs, cut into parts and changed.
+//!
+//! `cargo run --example record` makes the archives in the folder `recorded`: for each program, graph blobs one behind the other, compressed.
+//! Their buffers are counted from 1 and are as large as their tensors need.
+#![forbid(unsafe_code)]
+
+use crate::graph::Graph;
+use crate::guest::{Guest, Neighbour};
+use crate::mutate;
+use apir_ggml::extent;
+use apir_protocol::graph::graph_size;
+use apir_protocol::handle::BufferHandle;
+use apir_protocol::messages::BufferClearRequest;
+use arbitrary::Unstructured;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+/// The archives.
+pub const ARCHIVES: [(&str, &[u8]); 2] = [
+    ("smollm2", include_bytes!("../recorded/smollm2.z")),
+    ("backend-ops", include_bytes!("../recorded/backend-ops.z")),
+];
+
+/// The most nodes of a part, but for those inputs that take a whole graph.
+const PART: usize = 24;
+/// Larger buffers are not cleared for each input.
+const CLEARED: u64 = 1 << 20;
+
+/// Graphs as an archive.
+#[must_use]
+pub fn pack(graphs: &[Graph]) -> Vec<u8> {
+    let bytes: Vec<u8> = graphs.iter().flat_map(Graph::to_blob).collect();
+    miniz_oxide::deflate::compress_to_vec(&bytes, 10)
+}
+
+/// The graphs of an archive.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn unpack(archive: &[u8]) -> Vec<Graph> {
+    let bytes = miniz_oxide::inflate::decompress_to_vec(archive).expect("an archive");
+    let (mut graphs, mut rest) = (Vec::new(), &bytes[..]);
+    while !rest.is_empty() {
+        let graph = Graph::from_blob(rest).expect("a graph in an archive");
+        rest = &rest[graph_size(graph.nodes.len() as u32, graph.tensors.len() as u32) as usize..];
+        graphs.push(graph);
+    }
+    graphs
+}
+
+/// `count` nodes from `start` on, and what they are made of; what other nodes made is data here.
+#[must_use]
+pub fn part(graph: &Graph, start: usize, count: usize) -> Graph {
+    let start = start.min(graph.nodes.len());
+    let nodes: Vec<u64> = graph.nodes.iter().copied().skip(start).take(count).collect();
+    let inside: HashSet<u64> = nodes.iter().copied().collect();
+    let mut wanted = inside.clone();
+    // Records come behind what they are made of, so that one pass from the end finds all.
+    for tensor in graph.tensors.iter().rev().filter(|tensor| inside.contains(&tensor.id)) {
+        wanted.extend(tensor.src);
+    }
+    for tensor in graph.tensors.iter().rev() {
+        if wanted.contains(&tensor.id) {
+            wanted.insert(tensor.view_src);
+        }
+    }
+    let mut tensors: Vec<_> =
+        graph.tensors.iter().copied().filter(|tensor| wanted.contains(&tensor.id)).collect();
+    for tensor in tensors.iter_mut().filter(|tensor| !inside.contains(&tensor.id)) {
+        (tensor.op, tensor.src) = (0, [0; 10]);
+    }
+    Graph { nodes, tensors }
+}
+
+/// Bytes that each buffer of a graph must have, by its number.
+#[must_use]
+pub fn sizes(graph: &Graph) -> HashMap<u64, u64> {
+    let mut sizes = HashMap::new();
+    for tensor in graph.tensors.iter().filter(|tensor| tensor.buffer.0 != 0) {
+        let bytes = extent(tensor.type_, tensor.ne.map(i64::from), tensor.nb.map(u64::from)).unwrap_or(0);
+        let size: &mut u64 = sizes.entry(tensor.buffer.0).or_default();
+        *size = (*size).max(tensor.data + bytes).next_multiple_of(64);
+    }
+    sizes
+}
+
+/// A guest with buffers for every recorded graph, and its neighbour.
+#[derive(Debug)]
+pub struct Bench {
+    guest: Guest,
+    neighbour: Neighbour,
+    graphs: Vec<Graph>,
+    buffers: Vec<(BufferHandle, u64)>,
+}
+
+impl Default for Bench {
+    fn default() -> Self {
+        Self::start()
+    }
+}
+
+impl Bench {
+    /// Starts both.
+    #[must_use]
+    pub fn start() -> Self {
+        let graphs: Vec<_> = ARCHIVES.iter().flat_map(|(_, archive)| unpack(archive)).collect();
+        let mut most: HashMap<u64, u64> = HashMap::new();
+        for (buffer, size) in graphs.iter().flat_map(sizes) {
+            let known = most.entry(buffer).or_default();
+            *known = (*known).max(size);
+        }
+        let mut guest = Guest::started();
+        let last = most.keys().max().copied().unwrap_or_default();
+        let sizes = (1..=last).map(|buffer| most.get(&buffer).map_or(64, |size| (*size).max(64)));
+        let buffers = sizes.map(|size| (guest.buffer(size as usize), size)).collect();
+        Self { guest, neighbour: Neighbour::start(), graphs, buffers }
+    }
+
+    /// Computes the mutant that an input stands for: two bytes choose the graph, two where the part starts, one how many nodes it has; the rest
+    /// are numbers for changes. Without changes it must be computed.
+    ///
+    /// # Panics
+    /// When it is not, or the guest or its neighbour does not live.
+    pub fn run(&mut self, input: &[u8]) {
+        let Some((&[a, b, c, d, count], numbers)) = input.split_first_chunk::<5>() else { return };
+        let graph = &self.graphs[usize::from(u16::from_le_bytes([a, b])) % self.graphs.len()];
+        let start = usize::from(u16::from_le_bytes([c, d])) % graph.nodes.len();
+        let cut = match count {
+            u8::MAX => part(graph, 0, graph.nodes.len()),
+            _ => part(graph, start, 1 + usize::from(count) % PART),
+        };
+        let mut mutant = cut.clone();
+        mutate::graph(&mut mutant, &mut Unstructured::new(numbers));
+        let honest = mutant == cut;
+        for (buffer, size) in &self.buffers {
+            if *size <= CLEARED {
+                let _ = self.guest.call(&BufferClearRequest { buffer: *buffer, value: 0 });
+            }
+        }
+        let handles: Vec<_> = self.buffers.iter().map(|(handle, _)| *handle).collect();
+        mutant.resolve(&handles);
+        let computed = self.guest.compute(&mutant.to_blob());
+        assert!(!honest || computed == Ok(0), "a recorded graph ended with {computed:?}: {cut}");
+        assert!(computed.is_err() || computed.is_ok_and(|status| (-2..=1).contains(&status)));
+        self.guest.assert_alive();
+        self.neighbour.check();
+    }
+}
+
+/// Runs an input in this process's one bench.
+pub fn run(input: &[u8]) {
+    thread_local! { static BENCH: RefCell<Option<Bench>> = const { RefCell::new(None) }; }
+    BENCH.with_borrow_mut(|bench| bench.get_or_insert_with(Bench::start).run(input));
+}
