@@ -50,6 +50,14 @@ impl CheckedTensor {
         self.is_empty() || self.info().dense_strides(self.ne()) == Some(self.nb())
     }
 
+    /// No two elements, or blocks, share bytes: each may be written by another thread.
+    #[must_use]
+    pub fn lies_apart(&self) -> bool {
+        let [ne0, ne1, ne2, ne3] = self.ne();
+        let counts = [ne0 / i64::from(self.info().block), ne1, ne2, ne3];
+        self.is_empty() || lie_apart(u64::from(self.info().size), counts, self.nb())
+    }
+
     /// No dimension's stride is smaller than that of the one before.
     #[must_use]
     pub fn has_rising_strides(&self) -> bool {
@@ -116,8 +124,68 @@ impl CheckedTensor {
     }
 }
 
+/// Whether elements of `size` bytes at these strides, so many in each dimension, share no bytes, as far as every stride steps over all that the smaller
+/// ones span: no layout that ggml makes interleaves dimensions. What is spanned in all must fit in 64 bits.
+#[must_use]
+pub fn lie_apart(size: u64, counts: [i64; MAX_DIMS], strides: [u64; MAX_DIMS]) -> bool {
+    let mut steps: [_; MAX_DIMS] = std::array::from_fn(|dim| (strides[dim], counts[dim]));
+    steps.sort_unstable();
+    let mut spanned = size;
+    steps.into_iter().filter(|(_, count)| *count > 1).all(|(stride, count)| {
+        let beyond = stride >= spanned;
+        spanned += stride * (count as u64 - 1);
+        beyond
+    })
+}
+
 /// Whether `whole` is a multiple of `part`; of 0 only 0 is one.
 #[must_use]
 pub fn divides(part: i64, whole: i64) -> bool {
     if part == 0 { whole == 0 } else { whole % part == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::tests::clauses::Numbers;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn strides_that_step_over_what_they_hold_set_elements_apart() {
+        assert!(lie_apart(4, [64, 8, 2, 1], [4, 256, 2048, 0]), "dense");
+        assert!(lie_apart(4, [64, 8, 2, 1], [4, 512, 8192, 0]), "gaps");
+        assert!(lie_apart(4, [8, 64, 2, 3], [256, 4, 6144, 2048]), "permuted");
+        assert!(lie_apart(18, [2, 4, 1, 1], [18, 36, 0, 0]), "blocks");
+        assert!(lie_apart(4, [1, 1, 1, 1], [0; 4]), "one element");
+        assert!(!lie_apart(4, [64, 8, 1, 1], [4, 64, 0, 0]), "rows of 256 bytes every 64");
+        assert!(!lie_apart(4, [64, 8, 2, 1], [4, 256, 1024, 0]), "planes in one another");
+        assert!(!lie_apart(4, [64, 8, 1, 1], [4, 4, 0, 0]), "the same stride twice");
+        assert!(!lie_apart(4, [4, 2, 1, 1], [4, 0, 0, 0]), "a row repeated");
+        assert!(!lie_apart(18, [2, 4, 1, 1], [18, 18, 0, 0]), "blocks over one another");
+    }
+
+    #[test]
+    fn elements_apart_share_no_bytes() {
+        let mut numbers = Numbers::new(7);
+        let mut seen = [0; 2];
+        for _ in 0..20_000 {
+            let size = [1, 2, 4, 18][numbers.below(4)];
+            let counts = std::array::from_fn(|_| 1 + numbers.below(4) as i64);
+            let strides = std::array::from_fn(|_| size * numbers.below(40) as u64);
+            let mut bytes = BTreeSet::new();
+            let total: i64 = counts.iter().product();
+            for element in 0..total {
+                let (mut rest, mut at) = (element, 0);
+                for dim in 0..MAX_DIMS {
+                    at += (rest % counts[dim]) as u64 * strides[dim];
+                    rest /= counts[dim];
+                }
+                bytes.extend(at..at + size);
+            }
+            let apart = lie_apart(size, counts, strides);
+            seen[usize::from(apart)] += 1;
+            assert!(!apart || bytes.len() as u64 == total as u64 * size, "{size} {counts:?} {strides:?}");
+        }
+        assert!(seen.iter().all(|count| *count > 1000), "{seen:?}");
+    }
 }

@@ -160,6 +160,9 @@ impl Read {
     }
 }
 
+/// What [`OpRule::check`] asks of every result, and of sources that are written too.
+pub const WRITTEN_APART: &str = "no two elements of what is written share bytes";
+
 /// Whether something holds; if not, what should.
 pub type Checked = Result<(), &'static str>;
 
@@ -172,6 +175,7 @@ impl OpRule {
         self.check_sources(node)?;
         self.check_params(node.d)?;
         self.check_result(node)?;
+        self.check_written(node)?;
         for clause in self.clauses {
             if !(clause.holds)(node) {
                 return Err(clause.what);
@@ -230,6 +234,16 @@ impl OpRule {
                 Some(_) => Ok(()),
                 None => Err("the result is a view"),
             },
+        }
+    }
+
+    /// Threads of a kernel share out the elements that it writes; sources may well repeat rows or slide a window over them.
+    fn check_written(&self, node: &Node<'_>) -> Checked {
+        let computed = (self.result != ResultPlace::View).then_some(node.d);
+        let sources = self.writes.iter().filter_map(|slot| node.opt(*slot));
+        match computed.into_iter().chain(sources).all(CheckedTensor::lies_apart) {
+            true => Ok(()),
+            false => Err(WRITTEN_APART),
         }
     }
 

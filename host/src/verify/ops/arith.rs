@@ -1,6 +1,7 @@
 //! Sums and products of two tensors.
 #![forbid(unsafe_code)]
 
+use crate::verify::layout::lie_apart;
 use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, Read, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32, I32, is_float, is_writable_block};
@@ -57,6 +58,11 @@ const INSIDE: Clause = must("the last element of b ends inside the result", |n| 
     let step = |dim: usize, stride: i64| i128::from(n.s(1).ne()[dim] - 1) * i128::from(stride);
     let steps = step(0, 4) + step(1, n.p(0)) + step(2, n.p(1)) + step(3, n.p(2));
     n.s(1).is_empty() || i128::from(n.p(3)) + steps + 4 <= i128::from(n.d.extent())
+});
+const APART: Clause = must("b's elements share no bytes of the result", |n| {
+    // Ahead of this, strides were found to be from 4 on, and their reach inside the result.
+    let strides = [4, n.p(0) as u64, n.p(1) as u64, n.p(2) as u64];
+    n.s(1).is_empty() || lie_apart(4, n.s(1).ne(), strides)
 });
 const NO_MORE: Clause = must("b has no more elements than a", |n| n.s(1).elements() <= n.s(0).elements());
 const DENSE: Clause = must("a is dense, and so is the result", |n| n.s(0).is_dense() && n.d.is_dense());
@@ -126,7 +132,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "ACC",
-        clauses: &[ALL_F32, SHAPE_OF_A, DENSE, PACKED_B, NO_MORE, WHOLE_STRIDES, INSIDE],
+        clauses: &[ALL_F32, SHAPE_OF_A, DENSE, PACKED_B, NO_MORE, WHOLE_STRIDES, INSIDE, APART],
         ..PATCH
     },
     OpRule {
@@ -139,6 +145,7 @@ pub const RULES: &[OpRule] = &[
             NO_MORE,
             WHOLE_STRIDES,
             INSIDE,
+            APART,
         ],
         ..PATCH
     },

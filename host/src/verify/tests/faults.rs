@@ -64,6 +64,17 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
         *source(c, 1) = t(Q8_0, &[32, 2048]);
         c.d = t(Q8_0, &[32, 2048]);
     }),
+    ("CPY", "target whose rows lie over one another", "share bytes", |c| {
+        (c.d.nb[1], source(c, 1).nb[1]) = (64, 64);
+    }),
+    ("CPY", "target of blocks that lie over one another", "share bytes", |c| {
+        let target = RawTensor { nb: [34, 34, 136, 136], ..t(Q8_0, &[64, 4]) };
+        (*source(c, 0), *source(c, 1), c.d) = (t(Q8_0, &[64, 4]), target, target);
+    }),
+    ("DUP", "in place of rows over one another", "share bytes", |c| {
+        let window = RawTensor { nb: [4, 64, 256, 256], ..f(&[64, 4]) };
+        *c = Case::new(c.op, window, &[window], &[]).over(0);
+    }),
     ("ADD", "blocks that nothing is made into", "go together", |c| {
         *source(c, 0) = t(IQ2_XXS, &[256, 4]);
         *source(c, 1) = f(&[256, 4]);
@@ -81,6 +92,7 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
         *source(c, 1) = f(&[1, 1 << 10, 1 << 10, 1 << 10]);
         c.d.op_params[..3].copy_from_slice(&[i32::MAX - 3; 3]);
     }),
+    ("ACC", "rows of b over one another", "b's elements share no bytes", |c| c.d.op_params[0] = 4),
     ("SET", "one element past the end", "ends inside", |c| c.d.op_params[3] = 100),
     ("SQR", "integers", "float type", |c| {
         retype(source(c, 0), I32);
@@ -204,6 +216,9 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
     ("GET_ROWS", "smaller result", "a row of a for each id", |c| reshape(&mut c.d, &[64, 2])),
     ("GET_ROWS", "shorter rows", "a row of a for each id", |c| reshape(&mut c.d, &[32, 3])),
     ("SET_ROWS", "longer rows", "as long as the target's", |c| reshape(source(c, 0), &[32, 3, 2])),
+    ("SET_ROWS", "target whose rows lie over one another", "share bytes", |c| {
+        (c.d.nb[1], source(c, 2).nb[1]) = (16, 16);
+    }),
     ("SET_ROWS", "no target", "required source is absent", |c| {
         (c.sources[2], c.over) = (None, None);
     }),
