@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use apir_renderer::worker::{self, Blobs, Libraries, WorkerOptions};
-use apir_renderer::{Error, Server, ServerOptions};
+use apir_renderer::{Error, Server, ServerOptions, log_filter, log_filter_or_default};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -39,7 +40,7 @@ struct Serve {
     #[arg(long, value_name = "FILE")]
     ggml_library: PathBuf,
     /// The library's registration symbol, where it is not the plugin's default.
-    #[arg(long, value_name = "SYMBOL")]
+    #[arg(long, value_name = "SYMBOL", value_parser = symbol())]
     ggml_reg: Option<OsString>,
 }
 
@@ -68,20 +69,26 @@ struct Worker {
     ggml_reg: Option<OsString>,
 }
 
+/// A symbol's name: an empty one would be taken for none.
+fn symbol() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|name| match name.is_empty() {
+        false => Ok(name),
+        true => Err("no symbol has an empty name; leave the option out for the plugin's default"),
+    })
+}
+
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    start_logging();
-    let result = match command {
+    let result = match Cli::parse().command {
         Command::Serve(options) => serve(options),
         Command::Worker(options) => {
+            // Its starter has told of a wrong filter.
+            start_logging(log_filter_or_default().0);
             let context = options.context;
-            match work(options) {
-                Ok(()) => Ok(()),
-                Err(error) => {
-                    tracing::warn!("context {context}: {error}");
-                    return ExitCode::FAILURE;
-                }
+            if let Err(error) = work(options) {
+                tracing::warn!("context {context}: {error}");
+                return ExitCode::FAILURE;
             }
+            Ok(())
         }
     };
     match result {
@@ -94,6 +101,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(options: Serve) -> Result<(), Error> {
+    start_logging(log_filter()?);
     let server = Server::bind(ServerOptions {
         socket: options.socket,
         plugin: options.plugin,
@@ -122,8 +130,7 @@ fn work(options: Worker) -> Result<(), Error> {
     })
 }
 
-fn start_logging() {
-    let filter = EnvFilter::try_from_env("APIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+fn start_logging(filter: EnvFilter) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

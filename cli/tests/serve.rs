@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, co
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::{Guest, Server, eventually, fake_plugin};
@@ -360,6 +360,14 @@ fn a_worker_by_hand_says_who_starts_it() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("started by `apir serve`"));
 }
 
+/// A library that is no plugin.
+fn c_library() -> PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let path =
+        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
+    path.unwrap().into()
+}
+
 /// Runs `apir serve` with options that must fail, and returns its one line.
 fn refused(socket: &Path, plugin: &Path, ggml: &Path, worker: Option<&Path>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_apir"));
@@ -391,6 +399,15 @@ fn bad_options_get_one_line_with_the_fix() {
         &["--plugin", "missing.so", "No such file", "full path"],
     );
     check(refused(&socket, folder.path(), &plugin, None), &["--plugin", "not a regular file"]);
+    let text = path("plugin.so");
+    std::fs::write(&text, "no library").unwrap();
+    // The loader's own words.
+    check(
+        refused(&socket, &text, &plugin, None),
+        &["--plugin", "plugin.so", "cannot open", "file too short"],
+    );
+    let parts = ["not an APIR plugin", "undefined symbol: apir_backend_initialize"];
+    check(refused(&socket, &c_library(), &plugin, None), &parts);
     check(refused(&socket, &plugin, &missing, None), &["--ggml-library", "missing.so", "libggml-cpu.so"]);
     check(refused(&socket, &plugin, &plugin, Some(&missing)), &["missing.so", "APIR_WORKER"]);
     check(refused(&path("no/socket"), &plugin, &plugin, None), &["no does not exist", "make it"]);
@@ -400,6 +417,41 @@ fn bad_options_get_one_line_with_the_fix() {
     std::fs::write(&file, "precious").unwrap();
     check(refused(&file, &plugin, &plugin, None), &["not a socket", "another path"]);
     assert_eq!(std::fs::read_to_string(file).unwrap(), "precious");
+}
+
+#[test]
+fn wrong_variables_and_an_empty_symbol_are_refused_with_the_fix() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |option: &[&str], variable: (&str, &str)| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_apir"));
+        command.arg("serve").arg("--socket").arg(folder.path().join("socket"));
+        command.arg("--plugin").arg(fake_plugin()).arg("--ggml-library").arg(fake_plugin());
+        command.args(option).env_remove("APIR_LOG").env(variable.0, variable.1);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        let lines = String::from_utf8(output.stderr).unwrap();
+        println!("{lines}");
+        lines
+    };
+    for (name, value, wanted) in [(
+        "APIR_LOG",
+        "loud",
+        "apir: APIR_LOG=loud: must be error, warn, info, debug, trace, off, or a tracing filter",
+    )] {
+        let line = run(&[], (name, value));
+        assert!(line.starts_with(wanted) && line.lines().count() == 1, "{line}");
+    }
+    let lines = run(&["--ggml-reg", ""], ("APIR_LOG", ""));
+    assert!(lines.contains("--ggml-reg") && lines.contains("leave the option out"), "{lines}");
+}
+
+#[test]
+fn log_lines_carry_the_program_s_name() {
+    let server = Server::start();
+    drop(Guest::ready(&server));
+    server.wait_for_line("INFO apir: client 1 connected");
+    server.wait_for_line("INFO apir: client 1 left");
+    assert!(!server.has_line("virglrenderer"), "{:?}", server.lines());
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! `unsafe` is here since loading a library and calling it is nothing else. The library calls its own public functions by name:
 //! it is opened so that those names mean itself (RTLD_DEEPBIND) and nobody else sees them (RTLD_LOCAL).
 use crate::blob;
+use crate::log::TARGET;
+use crate::plugin::loader_text;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nix::libc::{self, Dl_info, iovec};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -214,7 +216,7 @@ pub(crate) enum ChainError {
         path: PathBuf,
     },
     /// No library, or one it needs is missing.
-    #[error("the real libvirglrenderer cannot be loaded: {0}")]
+    #[error("the real libvirglrenderer cannot be loaded: {}", loader_text(.0))]
     Open(libloading::Error),
     /// Some other library.
     #[error("{} is no libvirglrenderer: it has no virgl_renderer_init", .path.display())]
@@ -248,7 +250,7 @@ impl Chain {
                     Ok(chain) => Some(chain),
                     Err(ChainError::Missing { .. } | ChainError::Own { .. }) => None,
                     Err(error) => {
-                        tracing::warn!("{error}");
+                        tracing::warn!(target: TARGET, "{error}");
                         None
                     }
                 }

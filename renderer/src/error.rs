@@ -3,6 +3,7 @@
 
 use crate::context::Fatal;
 use apir_protocol::socket::{FrameError, SOCKET_VERSION};
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
@@ -20,6 +21,16 @@ pub enum Error {
         reason: String,
         /// What should have been named.
         wanted: &'static str,
+    },
+    /// An environment variable with a value that it cannot have.
+    #[error("{name}={}: {fix}", .value.display())]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// Its value, or the part that is wrong.
+        value: OsString,
+        /// What it should be.
+        fix: String,
     },
     /// The program of the workers is not there.
     #[error("worker program {}: {source}; set APIR_WORKER to the apir program", .path.display())]

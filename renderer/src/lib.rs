@@ -19,4 +19,5 @@ pub mod worker;
 
 pub use context::{Config, Context, CreatedBlob, Fatal};
 pub use error::Error;
+pub use log::{filter as log_filter, filter_or_default as log_filter_or_default};
 pub use server::{Server, ServerOptions};

@@ -1,8 +1,50 @@
-//! Log lines about guests, held to a rate: a guest must not fill the host's disk.
+//! Log lines: which are written, and how many about guests: a guest must not fill the host's disk.
 #![forbid(unsafe_code)]
 
+use crate::error::Error;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tracing_subscriber::EnvFilter;
+
+/// The name of our lines, for filters: the crate's own is that of the library which it stands in for.
+pub(crate) const TARGET: &str = "apir";
+
+/// Environment variable with the level, or a filter.
+const VARIABLE: &str = "APIR_LOG";
+const DEFAULT: &str = "info";
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// Which lines `APIR_LOG` asks for: those of level `info` and above when it is unset.
+///
+/// # Errors
+/// [`Error::Variable`] for what is neither a level nor a filter.
+pub fn filter() -> Result<EnvFilter, Error> {
+    match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        None => Ok(EnvFilter::new(DEFAULT)),
+        Some(value) => value.to_str().and_then(parse).ok_or_else(|| Error::Variable {
+            name: VARIABLE,
+            value,
+            fix: format!("must be {}, or a tracing filter such as {TARGET}=debug", LEVELS.join(", ")),
+        }),
+    }
+}
+
+/// The same where a wrong value must not keep a program from its work: then the filter of an unset variable, and the fault.
+pub fn filter_or_default() -> (EnvFilter, Option<Error>) {
+    match filter() {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new(DEFAULT), Some(error)),
+    }
+}
+
+/// A filter takes a lone word for a module and shows all of its lines, and so none for a misspelt level.
+fn parse(text: &str) -> Option<EnvFilter> {
+    let is_meant = |part: &str| {
+        let part = part.trim();
+        part.contains(['=', '[']) || LEVELS.iter().any(|level| part.eq_ignore_ascii_case(level))
+    };
+    text.split(',').all(is_meant).then(|| EnvFilter::try_new(text).ok()).flatten()
+}
 
 const PERIOD: Duration = Duration::from_secs(1);
 const LINES_PER_PERIOD: u32 = 10;
@@ -54,6 +96,16 @@ impl std::fmt::Display for LeftOut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_or_a_filter_and_nothing_else() {
+        for good in ["info", "WARN", "off", "apir=debug", "warn,apir=trace", "apir[span]=debug"] {
+            assert!(parse(good).is_some(), "{good}");
+        }
+        for bad in ["loud", "inof", "info,loud", "apir=loud", "=", ","] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
 
     #[test]
     fn ten_lines_a_second_and_the_rest_counted() {

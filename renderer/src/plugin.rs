@@ -5,6 +5,7 @@ use crate::blob::Blob;
 use crate::state::State;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use memmap2::MmapRaw;
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::ptr;
@@ -57,11 +58,16 @@ extern "C" fn get_shmem_ptr(context: u32, res_id: u32) -> *mut c_void {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     /// The file is no library, or one it needs is missing.
-    #[error("cannot open the plugin: {0}")]
+    #[error("cannot open the plugin: {}", loader_text(.0))]
     Open(libloading::Error),
     /// The library is not an APIR plugin.
-    #[error("not an APIR plugin: {0}")]
+    #[error("not an APIR plugin: {}", loader_text(.0))]
     Symbol(libloading::Error),
+}
+
+/// What the loader says: the file or the symbol, and what is wrong with it.
+pub(crate) fn loader_text(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A loaded plugin. Never unloaded: it may have started threads.

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::error::Error;
-use crate::log::{LeftOut, LogLimit};
+use crate::log::{LeftOut, LogLimit, TARGET};
+use crate::plugin::Plugin;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -73,11 +74,7 @@ impl Server {
     /// One line naming the option, what is wrong with it and the fix.
     pub fn bind(options: ServerOptions) -> Result<Self, Error> {
         let options = ServerOptions {
-            plugin: library(
-                "--plugin",
-                &options.plugin,
-                "an APIR plugin such as libggml-virtgpu-backend.so",
-            )?,
+            plugin: plugin(&options.plugin)?,
             ggml_library: library(
                 "--ggml-library",
                 &options.ggml_library,
@@ -193,6 +190,7 @@ impl Server {
             Ok(process) => {
                 if let Some(left_out) = self.limit.admit() {
                     tracing::info!(
+                        target: TARGET,
                         "client {number} connected: process {}, worker {}{}",
                         peer.unwrap_or(0),
                         process.id(),
@@ -217,18 +215,19 @@ impl Server {
                 Ok(None) => return true,
                 Ok(Some(status)) if status.success() => {
                     if let Some(left_out) = limit.admit() {
-                        tracing::info!("client {client} left{}", LeftOut(left_out));
+                        tracing::info!(target: TARGET, "client {client} left{}", LeftOut(left_out));
                     }
                 }
                 Ok(Some(status)) => {
                     if let Some(left_out) = limit.admit() {
                         tracing::warn!(
+                            target: TARGET,
                             "client {client} lost: worker {pid} ended with {status}{}",
                             LeftOut(left_out)
                         );
                     }
                 }
-                Err(error) => tracing::warn!("worker {pid} cannot be waited for: {error}"),
+                Err(error) => tracing::warn!(target: TARGET, "worker {pid} cannot be waited for: {error}"),
             }
             false
         });
@@ -239,7 +238,7 @@ impl Server {
         if identity(path).is_ok_and(|found| found == self.identity)
             && let Err(error) = fs::remove_file(path)
         {
-            tracing::warn!("cannot remove {}: {error}", path.display());
+            tracing::warn!(target: TARGET, "cannot remove {}: {error}", path.display());
         }
         for worker in &self.workers {
             if let Ok(pid) = i32::try_from(worker.process.id()) {
@@ -261,16 +260,16 @@ impl Server {
         }
         for worker in &mut self.workers {
             let pid = worker.process.id();
-            tracing::warn!("worker {pid} of client {} killed", worker.client);
+            tracing::warn!(target: TARGET, "worker {pid} of client {} killed", worker.client);
             if let Err(error) = worker.process.kill().and_then(|()| worker.process.wait()) {
-                tracing::warn!("worker {pid} cannot be killed: {error}");
+                tracing::warn!(target: TARGET, "worker {pid} cannot be killed: {error}");
             }
         }
     }
 
     fn warn(&self, line: fmt::Arguments<'_>) {
         if let Some(left_out) = self.limit.admit() {
-            tracing::warn!("{line}{}", LeftOut(left_out));
+            tracing::warn!(target: TARGET, "{line}{}", LeftOut(left_out));
         }
     }
 }
@@ -303,6 +302,17 @@ fn library(option: &'static str, path: &Path, wanted: &'static str) -> Result<Pa
         return Err(error("not a regular file".into()));
     }
     std::path::absolute(path).map_err(|cause| error(cause.to_string()))
+}
+
+/// The absolute path of a plugin, which is tried out: a client would be told of a wrong one by a number alone.
+fn plugin(path: &Path) -> Result<PathBuf, Error> {
+    const OPTION: &str = "--plugin";
+    const WANTED: &str = "an APIR plugin such as libggml-virtgpu-backend.so";
+    let path = library(OPTION, path, WANTED)?;
+    match Plugin::load(&path) {
+        Ok(_) => Ok(path),
+        Err(cause) => Err(Error::Library { option: OPTION, path, reason: cause.to_string(), wanted: WANTED }),
+    }
 }
 
 fn worker_program() -> Result<PathBuf, Error> {

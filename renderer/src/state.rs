@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::blob::Blob;
-use crate::log::{LeftOut, LogLimit};
+use crate::log::{LeftOut, LogLimit, TARGET};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -92,7 +92,7 @@ impl State {
     /// Logs what a guest did wrong, at a bounded rate.
     pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
         if let Some(left_out) = self.limit.admit() {
-            tracing::warn!("context {}: {line}{}", self.id, LeftOut(left_out));
+            tracing::warn!(target: TARGET, "context {}: {line}{}", self.id, LeftOut(left_out));
         }
     }
 

@@ -9,6 +9,7 @@ use crate::chain::{
 };
 use crate::dropin::fences::{Fence, Retire};
 use crate::dropin::{Answer, BlobRequest, CAPSET, Device, Image, Iov, Refusal, log};
+use crate::log::TARGET;
 use apir_protocol::constants::{CAPSET_APIR, CAPSET_VENUS};
 use nix::libc::{self, EINVAL, EOPNOTSUPP, iovec};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -187,7 +188,7 @@ unsafe extern "C" fn virgl_renderer_init(
         let mut chain = match chain(&own) {
             Ok(chain) => chain,
             Err(error) => {
-                tracing::error!("{error}");
+                tracing::error!(target: TARGET, "{error}");
                 return -1;
             }
         };
@@ -195,7 +196,7 @@ unsafe extern "C" fn virgl_renderer_init(
             // SAFETY: the VMM's own arguments.
             let code = unsafe { init(cookie, flags, callbacks) };
             if code != 0 {
-                tracing::warn!("{} did not start: code {code}", real.path().display());
+                tracing::warn!(target: TARGET, "{} did not start: code {code}", real.path().display());
                 if real.is_named() {
                     return code;
                 }
@@ -206,12 +207,12 @@ unsafe extern "C" fn virgl_renderer_init(
         let before = device();
         match Device::new(&own, chain, Arc::new(vmm), at_once, before.as_deref()) {
             Ok(new) => {
-                tracing::info!("virglrenderer with APIR: {new}");
+                tracing::info!(target: TARGET, "virglrenderer with APIR: {new}");
                 *DEVICE.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(new));
                 0
             }
             Err(error) => {
-                tracing::error!("virglrenderer with APIR cannot start: {error}");
+                tracing::error!(target: TARGET, "virglrenderer with APIR cannot start: {error}");
                 -1
             }
         }

@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 /// What takes a line in place of standard error.
 pub(crate) type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
@@ -17,9 +17,13 @@ static SINK: Mutex<Option<Sink>> = Mutex::new(None);
 
 /// Starts logging, once for the process; APIR_LOG chooses the lines.
 pub(crate) fn start() {
-    let filter = EnvFilter::try_from_env("APIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, fault) = crate::log::filter_or_default();
     // A second start finds the first one's subscriber.
-    let _ = tracing_subscriber::registry().with(filter).with(Lines).try_init();
+    let started = tracing_subscriber::registry().with(filter).with(Lines).try_init();
+    if let (Ok(()), Some(fault)) = (started, fault) {
+        // A VMM starts all the same.
+        tracing::warn!(target: crate::log::TARGET, "{fault}");
+    }
 }
 
 /// Sends later lines to `sink`, or to standard error again.

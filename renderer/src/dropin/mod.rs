@@ -12,7 +12,7 @@ mod resources;
 
 use crate::blob::{self, Refused};
 use crate::chain::Chain;
-use crate::log::{LeftOut, LogLimit};
+use crate::log::{LeftOut, LogLimit, TARGET};
 use apir_protocol::constants::{CAPSET_APIR, CAPSET_VENUS, VENUS_COMMAND_TYPE_OFFSET};
 use contexts::{Context, Side};
 use fences::{Fence, Fences, Retire};
@@ -243,7 +243,7 @@ impl Device {
     /// Logs at a bounded rate: lines follow from what the guest does.
     pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
         if let Some(left_out) = self.limit.admit() {
-            tracing::warn!("{line}{}", LeftOut(left_out));
+            tracing::warn!(target: TARGET, "{line}{}", LeftOut(left_out));
         }
     }
 
@@ -658,7 +658,7 @@ fn mapped(id: u32, memory: &Memory, mapping: &mut Option<memmap2::MmapRaw>) -> R
 fn worker_ended(tables: &Weak<Mutex<Tables>>, limit: &LogLimit, id: u32, serial: u64, ended: peer::Ended) {
     let Some(how) = ended else { return };
     if let Some(left_out) = limit.admit() {
-        tracing::warn!("context {id} lost: {how}{}", LeftOut(left_out));
+        tracing::warn!(target: TARGET, "context {id} lost: {how}{}", LeftOut(left_out));
     }
     let Some(tables) = tables.upgrade() else { return };
     let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
