@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use apir_renderer::worker::{self, Blobs, Libraries, WorkerOptions};
-use apir_renderer::{Error, Server, ServerOptions, log_filter, log_filter_or_default};
+use apir_renderer::{Error, Sandbox, Server, ServerOptions, log_filter, log_filter_or_default};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -107,6 +107,7 @@ fn serve(options: Serve) -> Result<(), Error> {
         plugin: options.plugin,
         ggml_library: options.ggml_library,
         ggml_reg: options.ggml_reg,
+        sandbox: Sandbox::from_environment()?,
     })?;
     say(&server.to_string());
     server.run()
@@ -127,6 +128,7 @@ fn work(options: Worker) -> Result<(), Error> {
         server: options.server,
         blobs,
         libraries,
+        sandbox: Sandbox::from_environment()?,
     })
 }
 

@@ -21,10 +21,12 @@ const GUEST_MEMORY: u32 = 1;
 const OURS: [u32; 6] = [1, 1, 0, 0, 0, 0];
 const ASYNC_FENCES: i32 = 1 << 8;
 
-/// The file that the fake plugin makes at its end, in the VMM's process.
+/// Where the fake plugin writes to at its end.
+const ENDED: &str = "APIR_LLAMA_CPP_LOG_TO_FILE";
+
+/// Whether it has, asked in the VMM's process.
 fn plugin_was_told() -> bool {
-    let library = std::env::var("APIR_LLAMA_CPP_GGML_LIBRARY_PATH").unwrap();
-    Path::new(&format!("{library}.ended")).exists()
+    fs::metadata(std::env::var_os(ENDED).unwrap()).is_ok_and(|file| file.len() > 0)
 }
 
 fn only_child() -> Pid {
@@ -36,8 +38,8 @@ fn only_child() -> Pid {
 #[test]
 fn a_context_of_capset_10_is_served_without_another_library() {
     let folder = tempfile::tempdir().unwrap();
-    let library = folder.path().join("ggml.so");
-    let variables = [("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", library.as_path())];
+    let ended = folder.path().join("ended");
+    let variables = [(ENDED, ended.as_path())];
     let lines = vmm("a_context_of_capset_10_is_served_without_another_library", &variables, |vmm| {
         // QEMU asks for the capsets before it starts the library.
         for _ in 0..2 {
@@ -89,8 +91,9 @@ fn a_context_of_capset_10_is_served_without_another_library() {
         assert_eq!(guest.submit(2, 1, &[1]), EINVAL);
     });
     let apir = env!("CARGO_BIN_EXE_apir");
-    let wanted =
-        format!("virglrenderer with APIR: capsets 10 and 4, no other libvirglrenderer; workers: {apir}");
+    let wanted = format!(
+        "virglrenderer with APIR: capsets 10 and 4, no other libvirglrenderer; workers: {apir}, sandboxed"
+    );
     assert!(lines.contains(&wanted), "{lines}");
     assert!(!lines.contains("lost"), "{lines}");
 }
@@ -456,11 +459,24 @@ fn a_worker_program_that_cannot_run_is_one_line() {
 }
 
 #[test]
+fn a_wrong_variable_is_told_and_starts_no_worker() {
+    let test = "a_wrong_variable_is_told_and_starts_no_worker";
+    let lines = vmm(test, &[("APIR_SANDBOX", Path::new("on")), ("APIR_LOG", Path::new("loud"))], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        assert_eq!(vmm.create_context(1, 10), EINVAL);
+    });
+    for wanted in
+        ["apir: APIR_LOG=loud: must be error, ", "context 1: APIR_SANDBOX=on: must be strict or off"]
+    {
+        assert!(lines.contains(wanted), "{lines}");
+    }
+}
+
+#[test]
 fn the_plugin_can_run_inside_the_vmm() {
     let folder = tempfile::tempdir().unwrap();
-    let library = folder.path().join("ggml.so");
-    let variables =
-        [("APIR_WORKER", Path::new("inprocess")), ("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", library.as_path())];
+    let ended = folder.path().join("ended");
+    let variables = [("APIR_WORKER", Path::new("inprocess")), (ENDED, ended.as_path())];
     let lines = vmm("the_plugin_can_run_inside_the_vmm", &variables, |vmm| {
         assert_eq!(vmm.init(0), 0);
         let (one, two) = (Guest::ready(vmm, 1, 10), Guest::ready(vmm, 2, 4));

@@ -32,6 +32,14 @@ pub enum Error {
         /// What it should be.
         fix: String,
     },
+    /// The system would not wall a worker in.
+    #[error("cannot {what} for the sandbox: {cause}; APIR_SANDBOX=off runs workers without one")]
+    Sandbox {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        cause: String,
+    },
     /// The program of the workers is not there.
     #[error("worker program {}: {source}; set APIR_WORKER to the apir program", .path.display())]
     WorkerProgram {

@@ -4,6 +4,7 @@
 use crate::error::Error;
 use crate::log::{LeftOut, LogLimit, TARGET};
 use crate::plugin::Plugin;
+use crate::sandbox::Sandbox;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -44,6 +45,8 @@ pub struct ServerOptions {
     pub ggml_library: PathBuf,
     /// Its registration symbol; without it the plugin has its own default.
     pub ggml_reg: Option<OsString>,
+    /// What walls the workers in.
+    pub sandbox: Sandbox,
 }
 
 /// A server that listens.
@@ -182,6 +185,8 @@ impl Server {
             .arg(&self.options.plugin)
             .arg("--ggml-library")
             .arg(&self.options.ggml_library)
+            .env_clear()
+            .envs(self.options.sandbox.environment())
             .stdin(Stdio::from(client));
         if let Some(symbol) = &self.options.ggml_reg {
             command.arg("--ggml-reg").arg(symbol);
@@ -275,14 +280,15 @@ impl Server {
 }
 
 impl fmt::Display for Server {
-    /// One line: where it listens and what it serves.
+    /// One line: where it listens, what it serves, and what walls the workers in.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "listening on {} (plugin {}, ggml library {})",
+            "listening on {} (plugin {}, ggml library {}); workers are {}",
             self.options.socket.display(),
             self.options.plugin.display(),
-            self.options.ggml_library.display()
+            self.options.ggml_library.display(),
+            self.options.sandbox.describe(Some(&self.options.ggml_library))
         )
     }
 }

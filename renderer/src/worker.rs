@@ -1,6 +1,7 @@
 //! A worker: the process of one client. It owns the client's socket from the start.
 use crate::context::{Config, Context};
 use crate::error::Error;
+use crate::sandbox::Sandbox;
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -11,7 +12,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::{dup2_stdin, getppid};
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -84,6 +85,8 @@ pub struct WorkerOptions {
     pub blobs: Blobs,
     /// What to serve.
     pub libraries: Libraries,
+    /// What walls the process in before it loads them.
+    pub sandbox: Sandbox,
 }
 
 /// Who makes a context's blobs.
@@ -101,8 +104,12 @@ pub enum Blobs {
 /// When the process was not started by a server, and when the client broke the rules; its context is gone either way.
 pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     let socket = take_socket(options.fd)?;
+    if options.sandbox != Sandbox::Off {
+        close_others(&socket)?;
+    }
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
+    let _walls = options.sandbox.enter(&options.libraries)?;
     serve(&socket, options.context, &options.libraries, options.blobs)
 }
 
@@ -125,6 +132,22 @@ fn take_socket(fd: i32) -> Result<OwnedFd, Error> {
         let _ = given.into_raw_fd();
     }
     Ok(socket)
+}
+
+/// Closes whatever else the starting program left open, but for the standard streams.
+fn close_others(socket: &OwnedFd) -> Result<(), Error> {
+    let failed = Error::io("close inherited descriptors");
+    let socket = socket.as_raw_fd();
+    // Listed before the first is closed, since the list is a descriptor too.
+    let open = fs::read_dir("/proc/self/fd").and_then(|entries| {
+        let numbers = entries.map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok())));
+        numbers.collect::<io::Result<Vec<Option<RawFd>>>>()
+    });
+    for fd in open.map_err(failed)?.into_iter().flatten().filter(|&fd| fd > 2 && fd != socket) {
+        // The list's own descriptor is closed already.
+        let _ = nix::unistd::close(fd);
+    }
+    Ok(())
 }
 
 fn end_with_server(server: i32) -> Result<(), Error> {

@@ -53,10 +53,22 @@ impl Server {
     }
 
     pub fn serve(folder: TempDir, plugin: &Path, ggml: &Path, change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_apir"));
+        Self::serve_by(Command::new(env!("CARGO_BIN_EXE_apir")), folder, plugin, ggml, change)
+    }
+
+    /// The same by a command that runs `apir`.
+    pub fn serve_by(
+        mut command: Command,
+        folder: TempDir,
+        plugin: &Path,
+        ggml: &Path,
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         command.arg("serve").arg("--socket").arg(folder.path().join("socket"));
         command.arg("--plugin").arg(plugin).arg("--ggml-library").arg(ggml);
         command.env_remove("APIR_LOG").env_remove("APIR_WORKER").env("NO_COLOR", "1");
+        command.env_remove("APIR_SANDBOX").env_remove("APIR_SANDBOX_PROFILE");
+        command.env("APIR_LLAMA_CPP_LOG_TO_FILE", folder.path().join("plugin.log"));
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         change(&mut command);
         let mut process = command.spawn().unwrap();
@@ -70,6 +82,11 @@ impl Server {
         let server = Self { folder, process, lines };
         eventually("the server listens", || server.has_line("listening on "));
         server
+    }
+
+    /// Whether the fake plugin was told that a context ended.
+    pub fn plugin_was_told(&self) -> bool {
+        std::fs::metadata(self.folder.path().join("plugin.log")).is_ok_and(|file| file.len() > 0)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -157,6 +174,16 @@ impl Guest {
 
     pub fn forward(&self, command: u32, words: &[u32]) -> Result<u32, LinkError> {
         self.call(2, command, words)
+    }
+
+    /// A command of the fake plugin's with a word and a text; the reply's first word.
+    pub fn ask(&self, command: u32, word: Option<u32>, text: &str) -> i32 {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize((text.len() + 1).next_multiple_of(4), 0);
+        let text = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let words: Vec<u32> = word.into_iter().chain(text).collect();
+        assert_eq!(self.forward(command, &words).unwrap(), 5);
+        self.reply.load_word(4).cast_signed()
     }
 
     /// That its worker is alive and does what it should.

@@ -40,6 +40,8 @@ pub fn vmm_by(
     let output = command
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env_remove("APIR_LOG")
+        .env_remove("APIR_SANDBOX")
+        .env_remove("APIR_SANDBOX_PROFILE")
         .env_remove("APIR_LLAMA_CPP_GGML_LIBRARY_REG")
         .env("APIR_WORKER", env!("CARGO_BIN_EXE_apir"))
         .env("APIR_CHAIN", "none")

@@ -3,6 +3,8 @@
 //! Nothing here waits for a worker but its own thread: a worker that is stuck must not stop the VMM.
 #![forbid(unsafe_code)]
 
+use crate::error::Error;
+use crate::sandbox::Sandbox;
 use crate::worker::{self, Blobs, Libraries};
 use apir_protocol::socket::{
     ClientFrame, MAX_COMMAND, MAX_FRAME, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame,
@@ -65,6 +67,9 @@ pub(crate) enum PeerError {
         /// What the system said.
         source: io::Error,
     },
+    /// A variable of the sandbox is wrong.
+    #[error("{0}")]
+    Sandbox(Arc<Error>),
     /// As many workers as there may be.
     #[error("{MAX_WORKERS} workers are running, which is the limit")]
     TooMany,
@@ -97,7 +102,8 @@ pub(crate) struct Launcher {
 
 #[derive(Debug, Clone)]
 enum Way {
-    Process(PathBuf),
+    Process(PathBuf, Sandbox),
+    Refused(Arc<Error>),
     Missing(PathBuf),
     InProcess(Libraries),
 }
@@ -108,11 +114,15 @@ pub(crate) type Ended = Option<String>;
 impl Launcher {
     /// The launcher that the environment asks for; `library` is the drop-in's own file.
     pub(crate) fn from_environment(library: &Path) -> Self {
+        let process = |program| match Sandbox::from_environment() {
+            Ok(sandbox) => Way::Process(program, sandbox),
+            Err(error) => Way::Refused(Arc::new(error)),
+        };
         let way = match std::env::var_os(WORKER_VARIABLE).filter(|value| !value.is_empty()) {
             Some(value) if value == "inprocess" => {
                 Way::InProcess(Libraries::default().or_environment(library.parent()))
             }
-            Some(path) => Way::Process(path.into()),
+            Some(path) => process(path.into()),
             None => {
                 let path = std::env::var_os("PATH").unwrap_or_default();
                 let folders =
@@ -120,7 +130,7 @@ impl Launcher {
                 let mut programs = folders.map(|folder| folder.join(PROGRAM));
                 programs
                     .find(|program| program.is_file())
-                    .map_or_else(|| Way::Missing(library.to_owned()), Way::Process)
+                    .map_or_else(|| Way::Missing(library.to_owned()), process)
             }
         };
         Self { way, running: Arc::default() }
@@ -134,6 +144,7 @@ impl Launcher {
         let ticket = Ticket::take(&self.running)?;
         let way = match &self.way {
             Way::Missing(library) => return Err(PeerError::NoProgram { library: library.clone() }),
+            Way::Refused(error) => return Err(PeerError::Sandbox(error.clone())),
             way => way.clone(),
         };
         let (socket, far) =
@@ -167,9 +178,13 @@ impl Launcher {
 impl std::fmt::Display for Launcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.way {
-            Way::Process(program) => write!(f, "{}", program.display()),
+            Way::Process(program, sandbox) => {
+                let library = Libraries::default().or_environment(None).ggml_library;
+                write!(f, "{}, {}", program.display(), sandbox.describe(library.as_deref()))
+            }
+            Way::Refused(error) => write!(f, "none: {error}"),
             Way::Missing(_) => write!(f, "none found"),
-            Way::InProcess(_) => write!(f, "inside this process"),
+            Way::InProcess(_) => write!(f, "inside this process, not sandboxed"),
         }
     }
 }
@@ -270,7 +285,7 @@ impl Watch {
         started: &Sender<Result<(), PeerError>>,
     ) -> Option<Ended> {
         match way {
-            Way::Process(program) => match spawn(&program, far, number) {
+            Way::Process(program, sandbox) => match spawn(&program, &sandbox, far, number) {
                 Ok(process) => {
                     let _ = started.send(Ok(()));
                     Some(self.attend(process))
@@ -289,7 +304,7 @@ impl Watch {
                     Ok(()) => (!self.told_to_leave()).then(|| "the worker's thread ended".to_owned()),
                 })
             }
-            Way::Missing(_) => None,
+            Way::Missing(_) | Way::Refused(_) => None,
         }
     }
 
@@ -327,13 +342,15 @@ impl Watch {
     }
 }
 
-fn spawn(program: &Path, socket: OwnedFd, number: u32) -> io::Result<Child> {
+fn spawn(program: &Path, sandbox: &Sandbox, socket: OwnedFd, number: u32) -> io::Result<Child> {
     // Libraries may print, and the VMM's standard output may be a guest's console.
     let output = io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Stdio::from);
     Command::new(program)
         .args(["worker", "--fd", "0", "--attach"])
         .args(["--context", &number.to_string()])
         .args(["--server", &std::process::id().to_string()])
+        .env_clear()
+        .envs(sandbox.environment())
         .stdin(Stdio::from(socket))
         .stdout(output)
         .spawn()

@@ -1,0 +1,200 @@
+//! Which files a worker may open, by landlock.
+
+use super::super::Plan;
+use super::super::profile::Right;
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
+};
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The newest landlock that is asked for; a kernel with an older one does what it can.
+const ABI_ASKED: ABI = ABI::V6;
+
+/// Keeps the inode of /proc/self, which landlock's rule is tied to, from being made anew.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    _process: PathFd,
+}
+
+/// What this kernel lacks, for a line of log.
+pub(in super::super) fn missing() -> Option<&'static str> {
+    let made = |abi| {
+        let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+        ruleset.handle_access(AccessFs::from_all(abi)).and_then(Ruleset::create).is_ok()
+    };
+    match (made(ABI::V1), made(ABI::V5)) {
+        (false, _) => Some("this kernel has no landlock, so they can open what their user can"),
+        (true, false) => {
+            Some("this kernel's landlock is from before Linux 6.10 and does not know all rights")
+        }
+        (true, true) => None,
+    }
+}
+
+/// Leaves the calling thread what the plan says; nothing is left out on a kernel without landlock.
+pub(super) fn restrict(plan: &Plan<'_>) -> Result<Pinned, String> {
+    let pinned = PathFd::new("/proc/self").map_err(|error| error.to_string())?;
+    let rules = rules(plan);
+    let restricted = ruleset().and_then(|mut ruleset| {
+        for (path, access) in &rules {
+            // What is not there, or not to be reached, needs no right.
+            let Ok(file) = PathFd::new(path) else { continue };
+            let access = if path.is_dir() { *access } else { *access & AccessFs::from_file(ABI_ASKED) };
+            ruleset = ruleset.add_rule(PathBeneath::new(file, access))?;
+        }
+        ruleset.restrict_self()
+    });
+    restricted.map(|_| Pinned { _process: pinned }).map_err(|error| error.to_string())
+}
+
+/// Everything is refused that no rule allows: files, TCP ports, sockets in the abstract name space, signals to others.
+fn ruleset() -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
+        .handle_access(AccessFs::from_all(ABI_ASKED))?
+        .handle_access(AccessNet::from_all(ABI_ASKED))?
+        .scope(Scope::from_all(ABI_ASKED))?
+        .create()
+}
+
+type Rule = (PathBuf, BitFlags<AccessFs>);
+
+fn rules(plan: &Plan<'_>) -> Vec<Rule> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let device = read | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let mut rules: Vec<Rule> = Vec::new();
+    for right in plan.profile.rights() {
+        let (pattern, access) = match right {
+            Right::Read(pattern) => (pattern, read),
+            Right::Device(pattern) => (pattern, device),
+        };
+        rules.extend(matching(pattern).into_iter().map(|path| (path, access)));
+    }
+    let others = [PathBuf::from("/proc/self")].into_iter().chain(cgroup_quotas()).chain(plan.read.to_vec());
+    rules.extend(others.chain(libraries(plan)).chain(drivers()).map(|path| (path, read)));
+    if let Some(log) = plan.log {
+        // Made here, since there is no right to make files; a fault is told by the plugin, which opens it again.
+        let _ = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
+        rules.push((log.to_owned(), AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate));
+    }
+    rules
+}
+
+/// The paths that a pattern names.
+fn matching(pattern: &str) -> Vec<PathBuf> {
+    let Some(start) = pattern.strip_suffix('*') else {
+        return vec![pattern.into()];
+    };
+    let Some((folder, start)) = start.rsplit_once('/') else { return Vec::new() };
+    let folder = if folder.is_empty() { "/" } else { folder };
+    entries(Path::new(folder), |name| name.starts_with(start.as_bytes()))
+}
+
+/// The plugin, the ggml library, and the libraries in their folders and those that the loader looks into.
+fn libraries(plan: &Plan<'_>) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = plan.libraries.iter().map(|&path| path.to_owned()).collect();
+    // A library's neighbours are those of its name and those of the file behind it.
+    let whole = plan.libraries.iter().filter_map(|path| path.canonicalize().ok());
+    let mut folders: Vec<PathBuf> = found.iter().cloned().chain(whole).filter_map(parent).collect();
+    let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    // The loader separates them by semicolons too.
+    let given = variable.as_bytes().split(|byte| matches!(byte, b':' | b';'));
+    folders
+        .extend(given.filter(|path| !path.is_empty()).map(|path| OsString::from_vec(path.to_vec()).into()));
+    for file in entries(Path::new("/etc/ld.so.conf.d"), |name| name.ends_with(b".conf")) {
+        let lines = fs::read_to_string(file).unwrap_or_default();
+        folders.extend(lines.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from));
+    }
+    folders.sort();
+    folders.dedup();
+    for folder in folders {
+        found.extend(shared_objects(&folder));
+        found.push(folder.join("glibc-hwcaps"));
+    }
+    found
+}
+
+/// Manifests of Vulkan drivers that variables name, and the libraries beside them.
+fn drivers() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for name in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"] {
+        let value = std::env::var_os(name).unwrap_or_default();
+        for manifest in std::env::split_paths(&value).filter(|path| path.is_absolute()) {
+            found.extend(parent(manifest.clone()).into_iter().flat_map(|folder| shared_objects(&folder)));
+            found.push(manifest);
+        }
+    }
+    found
+}
+
+/// The files that tell how much of the processor this process gets: its cgroup's, and those above it.
+fn cgroup_quotas() -> Vec<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        return Vec::new();
+    };
+    let root = Path::new("/sys/fs/cgroup");
+    let folder = root.join(path);
+    folder
+        .ancestors()
+        .take_while(|folder| folder.starts_with(root))
+        .map(|folder| folder.join("cpu.max"))
+        .collect()
+}
+
+fn shared_objects(folder: &Path) -> Vec<PathBuf> {
+    entries(folder, |name| name.windows(3).any(|part| part == b".so"))
+}
+
+fn parent(path: PathBuf) -> Option<PathBuf> {
+    let folder = path.parent()?;
+    Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() })
+}
+
+fn entries(folder: &Path, wanted: impl Fn(&[u8]) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| wanted(entry.file_name().as_bytes())).map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_name_what_begins_so() {
+        assert_eq!(matching("/proc/stat"), [Path::new("/proc/stat")]);
+        let found = matching("/proc/self/ma*");
+        assert!(
+            found.contains(&"/proc/self/maps".into()) && !found.contains(&"/proc/self/stat".into()),
+            "{found:?}"
+        );
+        assert!(matching("/us*").contains(&"/usr".into()));
+        assert!(matching("/nonexistent/*").is_empty());
+    }
+
+    #[test]
+    fn a_library_s_folder_gives_its_libraries_only() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["libggml-cpu.so", "libggml-base.so.0", "secret.txt"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let library = folder.path().join("libggml-cpu.so");
+        let plan = Plan {
+            profile: super::super::super::Profile::Cpu,
+            libraries: vec![&library],
+            read: &[],
+            log: None,
+        };
+        let paths: Vec<PathBuf> = rules(&plan).into_iter().map(|(path, _)| path).collect();
+        let here: Vec<_> = paths.iter().filter(|path| path.starts_with(folder.path())).collect();
+        assert!(
+            here.contains(&&library) && here.contains(&&folder.path().join("libggml-base.so.0")),
+            "{here:?}"
+        );
+        assert!(!here.iter().any(|path| path.ends_with("secret.txt") || *path == folder.path()), "{here:?}");
+    }
+}
