@@ -2,6 +2,7 @@
 //!
 //! The harness knows our pieces only as files ([`peers::Dist`]), as a user does.
 
+pub mod backend_ops;
 pub mod chat;
 pub mod completion;
 pub mod error;

@@ -1,30 +1,22 @@
-//! ggml's own test-backend-ops through the pair, in a part that takes about a minute.
+//! ggml's own test-backend-ops through the pair, in a part that takes about a minute; `cargo xtask ops` runs all.
 
 use std::time::Duration;
 
 use apir_tests::Error;
+use apir_tests::backend_ops::Cases;
 use apir_tests::error::check;
 use apir_tests::peers::{Dist, LlamaDir};
-use apir_tests::program::Program;
 use apir_tests::server::Serve;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs the operation's cases whose parameters match a pattern; all that the device supports must pass.
+/// Runs the operation's cases whose parameters match a pattern; all that the local CPU supports must pass.
 fn passes(operation: &str, parameters: &str) -> Result<(), Error> {
     let (dist, llama) = (Dist::from_env()?, LlamaDir::from_env()?);
     let server = Serve::new(&dist, &llama.cpu_library()).start()?;
-    let output = Program::new(&llama.program("test-backend-ops"))
-        .args(["test", "-b", "[virtgpu] CPU", "-o", operation, "-p", parameters])
-        .envs(server.guest_env())
-        .run(LIMIT)?;
-    let case = format!("  {operation}(");
-    let cases = || output.stdout.lines().filter(|line| line.starts_with(&case));
-    let good = cases().filter(|line| line.contains("OK")).count();
-    let bad: Vec<&str> = cases().filter(|line| line.contains("FAIL")).collect();
-    check(bad.is_empty(), || format!("{} cases fail, the first is {}", bad.len(), bad[0]))?;
-    check(good > 0, || format!("no case ran:\n{}", output.stdout))?;
-    output.success().map(|_| ())
+    let cases = Cases::run(&llama, &server, operation, Some(parameters), LIMIT)?;
+    check(cases.passed > 0, || format!("no case ran: {cases:?}"))?;
+    cases.check()
 }
 
 #[test]

@@ -1,4 +1,6 @@
-//! `cargo xtask bench`: measurements of the pair. Each one is a program of the tests crate that prints a JSON object.
+//! `cargo xtask bench`: measurements of the pair. Each one is a program that prints a JSON object.
+
+use std::ffi::OsStr;
 
 use apir_tests::peers::{Dist, LlamaDir};
 use apir_tests::server::Serve;
@@ -27,6 +29,8 @@ pub struct Options {
 enum Bench {
     /// Time of a call that does nothing, in µs
     Call,
+    /// Time to verify the graph of one token, and to recognise it when it comes again, in µs
+    Verify,
 }
 
 /// Runs the chosen benchmarks, or all.
@@ -45,6 +49,7 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<(), Erro
     {
         let measured = match bench {
             Bench::Call => call(workspace, &dist, &llama)?,
+            Bench::Verify => verify(workspace, &llama)?,
         };
         for (name, value) in measured {
             ui.result(&format!("{name}: {value}"));
@@ -60,19 +65,30 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<(), Erro
 /// A call without arguments, from the guest's session to the worker and back.
 fn call(workspace: &Workspace, dist: &Dist, llama: &LlamaDir) -> Result<Map<String, Value>, Error> {
     let server = Serve::new(dist, &llama.cpu_library()).start()?;
-    program(workspace, "call-bench", "APIR_SOCKET", server.socket().as_os_str())
+    let cargo = ["-p", "apir-tests", "--bin", "call-bench"];
+    program(workspace, &cargo, "APIR_SOCKET", server.socket().as_os_str())
 }
 
-/// Runs a program of the tests crate in release mode and reads the JSON object of its last line.
+/// The verifier of graphs alone, and the comparison that stands for it.
+fn verify(workspace: &Workspace, llama: &LlamaDir) -> Result<Map<String, Value>, Error> {
+    let cargo = ["-p", "apir-host", "--example", "verify_bench"];
+    let mut measured = program(workspace, &cargo, "APIR_LLAMA_DIR", llama.path().as_os_str())?;
+    measured.retain(|name, _| name == "verify_us");
+    Ok(measured)
+}
+
+/// Runs a program of the workspace in release mode and reads the JSON object of its last line.
 fn program(
     workspace: &Workspace,
-    name: &str,
+    cargo: &[&str; 4],
     key: &str,
-    value: &std::ffi::OsStr,
+    value: &OsStr,
 ) -> Result<Map<String, Value>, Error> {
+    let name = cargo[3];
     let lines = workspace
         .cargo(name)
-        .args(["run", "--quiet", "--release", "-p", "apir-tests", "--bin", name])
+        .args(["run", "--quiet", "--release"])
+        .args(cargo)
         .env(key, value)
         .run_lines(|_| ())?;
     let line = lines.last().map_or("", String::as_str);

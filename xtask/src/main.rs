@@ -1,4 +1,4 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench | dist.
+//! Developer commands: cargo xtask demo | test | codegen | bench | ops | dist.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -11,6 +11,7 @@ mod dist;
 mod error;
 mod fetch;
 mod models;
+mod ops;
 mod peers;
 mod python;
 mod rutabaga;
@@ -54,6 +55,8 @@ enum Command {
     },
     /// Measure the pair
     Bench(bench::Options),
+    /// Run every case of ggml's own test-backend-ops through the pair
+    Ops(ops::Options),
     /// Run a command in a virtual machine: stock QEMU, Debian's kernel, our renderer and plugin
     Vm(vm::Options),
     /// Build apir and its two libraries and give them their real names
@@ -80,6 +83,7 @@ fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
         Command::Test => test::run(&workspace, ui),
         Command::Codegen { check } => codegen::run(&workspace, ui, *check),
         Command::Bench(options) => bench::run(&workspace, ui, options).map(|()| true),
+        Command::Ops(options) => ops::run(&workspace, ui, options),
         Command::Dist => {
             let folder: PathBuf = workspace.build_dist(ui)?;
             ui.result(&folder.display().to_string());
