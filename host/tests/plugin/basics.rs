@@ -69,7 +69,7 @@ fn a_shared_buffer_is_the_blob_and_outlives_it() {
     guest.call(&request);
     assert_eq!(floats(&guest.blob_bytes(res_id, 16)), [1.0, 4.0, 9.0, 16.0]);
 
-    world().blobs.remove(&(guest.ctx_id, res_id));
+    guest.drop_blob(res_id);
     assert_eq!(guest.compute(&[2], &[a, b]), Ok(0), "the blob is gone, its memory is not");
     assert_eq!(floats(&guest.get(b, 16)), [1.0, 16.0, 81.0, 256.0]);
     guest.call(&BufferFreeBufferRequest { buffer });

@@ -211,7 +211,7 @@ fn s14_a_guest_that_rewrites_indices_while_they_are_used_reaches_nothing() {
         scene.node(OP_GET_ROWS, TYPE_F32, &[4, 4096], &[large, order], &[]);
         let spots =
             [scene.get(ids).data, scene.get(scores).data, scene.get(order).data].map(|at| at as usize);
-        let base = world().blobs.get_mut(&(guest.ctx_id, res_id)).unwrap().as_mut_ptr() as usize;
+        let base = guest.blob_address(res_id);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
