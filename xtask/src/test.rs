@@ -27,7 +27,7 @@ const NEEDS_DEBIAN: &str = "debians_library_";
 
 /// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], or a test file of the workspace.
 const PLAN: &[(&[Milestone], &[&str])] = &[
-    (&[Milestone::Libraries], &[CRATES, "ggml_versions", "bad_input", "memory", "threads", RUTABAGA]),
+    (&[Milestone::Libraries], &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", RUTABAGA]),
     (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),

@@ -44,6 +44,10 @@ pub(crate) fn shared(len: usize) -> MmapMut {
     unsafe { MmapMut::map_mut(&fd) }.unwrap()
 }
 
+pub(crate) fn llama_dir() -> String {
+    std::env::var("APIR_LLAMA_DIR").expect("APIR_LLAMA_DIR must name the folder of libggml-cpu.so")
+}
+
 /// A guest of the plugin.
 pub(crate) struct Guest {
     pub(crate) ctx_id: u32,

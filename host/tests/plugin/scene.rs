@@ -18,10 +18,6 @@ pub(crate) const OP_CUSTOM: u32 = 95;
 pub(crate) const TYPE_F32: u32 = 0;
 pub(crate) const FLAG_COMPUTE: i32 = 16;
 
-pub(crate) fn llama_dir() -> String {
-    std::env::var("APIR_LLAMA_DIR").expect("APIR_LLAMA_DIR must name the folder of libggml-cpu.so")
-}
-
 /// What a guest does with the bytes and blobs that it sends.
 impl Guest {
     pub(crate) fn encode<R: Request>(request: &R) -> Vec<u8> {

@@ -41,8 +41,10 @@ fn s17_buffer_types_that_the_guest_made_up_are_refused() {
     guest.assert_alive();
 }
 
+type Change = fn(&mut TensorRecord);
+
 /// What makes a tensor lie in no buffer of the guest's.
-const FORGED: &[(&str, fn(&mut TensorRecord))] = &[
+const FORGED: &[(&str, Change)] = &[
     ("no buffer, absolute address", |t| (t.buffer, t.data) = (BufferHandle(0), 1 << 46)),
     ("no buffer, small address", |t| (t.buffer, t.data) = (BufferHandle(0), 64)),
     ("unknown buffer", |t| t.buffer = BufferHandle(77)),
@@ -50,7 +52,7 @@ const FORGED: &[(&str, fn(&mut TensorRecord))] = &[
     ("absolute address in a buffer", |t| t.data = 0x7f00_0000_0000),
 ];
 
-fn changed(record: TensorRecord, change: fn(&mut TensorRecord)) -> TensorRecord {
+fn changed(record: TensorRecord, change: Change) -> TensorRecord {
     let mut record = record;
     change(&mut record);
     record
