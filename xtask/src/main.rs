@@ -1,15 +1,17 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench | ops | dist.
+//! Developer commands: cargo xtask demo | test | codegen | bench | ops | fuzz | dist.
 #![forbid(unsafe_code)]
 
 mod apt;
 mod bench;
 mod cache;
+mod cargo_tools;
 mod codegen;
 mod debian;
 mod demo;
 mod dist;
 mod error;
 mod fetch;
+mod fuzz;
 mod models;
 mod ops;
 mod peers;
@@ -59,6 +61,8 @@ enum Command {
     Ops(ops::Options),
     /// Run a command in a virtual machine: stock QEMU, Debian's kernel, our renderer and plugin
     Vm(vm::Options),
+    /// Run the fuzz targets
+    Fuzz(fuzz::Options),
     /// Build apir and its two libraries and give them their real names
     Dist,
 }
@@ -84,6 +88,7 @@ fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
         Command::Codegen { check } => codegen::run(&workspace, ui, *check),
         Command::Bench(options) => bench::run(&workspace, ui, options).map(|()| true),
         Command::Ops(options) => ops::run(&workspace, ui, options),
+        Command::Fuzz(options) => fuzz::run(&workspace, ui, options),
         Command::Dist => {
             let folder: PathBuf = workspace.build_dist(ui)?;
             ui.result(&folder.display().to_string());

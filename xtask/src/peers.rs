@@ -200,7 +200,7 @@ fn ninja(cache: &Cache, ui: &Ui, build: &Path, stage: Stage, name: &str) -> Resu
 }
 
 /// Reads `[n/m]` at the start of a line of ninja.
-fn ninja_progress(line: &str) -> Option<(u64, u64)> {
+pub fn ninja_progress(line: &str) -> Option<(u64, u64)> {
     let (done, total) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
     Some((done.parse().ok()?, total.parse().ok()?))
 }

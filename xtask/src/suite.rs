@@ -34,13 +34,17 @@ impl<'a> Suite<'a> {
 
     /// A step that counts as one test.
     pub fn step(&mut self, name: &str, work: impl FnOnce() -> Result<bool, Error>) {
+        self.group(name, || work().map(|passed| Counts { passed: passed.into(), failed: (!passed).into() }));
+    }
+
+    /// A step that counts as several tests.
+    pub fn group(&mut self, name: &str, work: impl FnOnce() -> Result<Counts, Error>) {
         let started = Instant::now();
-        let result = work();
-        let passed = matches!(result, Ok(true));
-        if let Err(error) = result {
+        let counts = work().unwrap_or_else(|error| {
             self.ui.result(&error.to_string());
-        }
-        self.count(name, started, Counts { passed: passed.into(), failed: (!passed).into() });
+            Counts { passed: 0, failed: 1 }
+        });
+        self.count(name, started, counts);
     }
 
     /// A run of `cargo test`, which counts as many tests as it says. Notes that its tests print are passed on.
@@ -152,7 +156,8 @@ mod tests {
         suite.cargo_test("e", sh("echo 'error: could not compile'; exit 101"));
         suite.cargo_test("f", sh("true"));
         suite.skip(&["g", "h"], "x");
-        assert_eq!(suite.counts, Counts { passed: 6, failed: 6 });
+        suite.group("i", || Ok(Counts { passed: 3, failed: 2 }));
+        assert_eq!(suite.counts, Counts { passed: 9, failed: 8 });
         assert!(!suite.finish());
     }
 }

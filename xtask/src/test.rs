@@ -9,9 +9,10 @@ use crate::cache::Cache;
 use crate::codegen;
 use crate::dist::Workspace;
 use crate::error::Error;
+use crate::fuzz::{self, Fuzzers};
 use crate::models;
 use crate::peers::{self, Llama, Stage};
-use crate::suite::Suite;
+use crate::suite::{Counts, Suite};
 use crate::tools::Tool;
 use crate::ui::Ui;
 use crate::{rutabaga, upstream, vm};
@@ -22,16 +23,29 @@ const CRATES: &str = "crates with ggml";
 /// The client that drives our renderer through the published rutabaga_gfx, in a workspace of its own.
 const RUTABAGA: &str = "rutabaga";
 
+/// Every seed of the fuzz targets, without a fuzzer.
+const SEEDS: &str = "seeds of the fuzz targets";
+
+/// The fuzz targets, each for [`FUZZ_SECONDS`].
+const FUZZ: &str = "fuzz targets";
+
+/// How long each fuzz target runs.
+const FUZZ_SECONDS: u32 = 20;
+
 /// The tests of other crates that need Debian's virglrenderer begin so.
 const NEEDS_DEBIAN: &str = "debians_library_";
 
-/// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], or a test file of the workspace.
+/// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], [`SEEDS`], [`FUZZ`], or a test file of the workspace.
 const PLAN: &[(&[Milestone], &[&str])] = &[
-    (&[Milestone::Libraries], &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", RUTABAGA]),
+    (
+        &[Milestone::Libraries],
+        &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", RUTABAGA, SEEDS],
+    ),
     (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
     (&[Milestone::Servers], &["llama_server"]),
+    (&[Milestone::Fuzzers], &[FUZZ]),
 ];
 
 /// What the background threads have ready.
@@ -40,6 +54,7 @@ enum Milestone {
     Libraries,
     Programs,
     Servers,
+    Fuzzers,
     Machines,
     Debian,
 }
@@ -47,7 +62,7 @@ enum Milestone {
 /// A background thread, which reaches its milestones one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
-    /// Builds llama.cpp.
+    /// Builds llama.cpp, and the fuzz targets with a ggml of their own.
     Llama,
     /// Makes what virtual machines are made of.
     Machines,
@@ -75,13 +90,14 @@ struct Peers {
     models: PathBuf,
     ggml_api2: PathBuf,
     machines: PathBuf,
+    fuzzers: Fuzzers,
 }
 
 /// Runs it; `false` when anything failed.
 pub fn run(workspace: &Workspace, ui: &Ui) -> Result<bool, Error> {
     let cache = Cache::open()?;
     let _lock = cache.lock(ui)?;
-    let peers = Peers::new(&cache)?;
+    let peers = Peers::new(workspace, &cache)?;
     let progress = Progress::default();
     let mut suite = Suite::new(ui);
     thread::scope(|scope| {
@@ -116,7 +132,9 @@ fn without_peers(workspace: &Workspace, ui: &Ui, suite: &mut Suite<'_>) {
     let run = |tool: Tool| tool.run().map(|()| true);
     suite.step("format", || {
         run(workspace.cargo("fmt").args(["fmt", "--all", "--check"]))?;
-        run(workspace.cargo("fmt-rutabaga").args(["fmt", "--check", "--manifest-path", rutabaga::MANIFEST]))
+        [rutabaga::MANIFEST, fuzz::MANIFEST].into_iter().try_fold(true, |_, manifest| {
+            run(workspace.cargo("fmt-others").args(["fmt", "--check", "--manifest-path", manifest]))
+        })
     });
     suite.step("generated files", || codegen::run(workspace, ui, true));
     suite.step("clippy", || {
@@ -135,6 +153,16 @@ fn with_peers(workspace: &Workspace, peers: &Peers, ui: &Ui, suite: &mut Suite<'
             Err(error) => suite.skip(&[test], &error.to_string()),
         };
     }
+    if test == SEEDS {
+        return suite.cargo_test(test, peers.env(workspace, fuzz::replay(workspace)));
+    }
+    if test == FUZZ {
+        return suite.group(test, || {
+            let reports = peers.fuzzers.run(ui, &fuzz::TARGETS, FUZZ_SECONDS)?;
+            let failed = reports.iter().filter(|report| report.finding.is_some()).count() as u64;
+            Ok(Counts { passed: reports.len() as u64 - failed, failed })
+        });
+    }
     // Always the whole workspace, since a part of it would be built with other features.
     let tool = workspace.cargo(test).args(["test", "--no-fail-fast", "--workspace"]);
     // One at a time: they measure memory and time, and each has several processes of its own. What is only timed, for
@@ -148,13 +176,14 @@ fn with_peers(workspace: &Workspace, peers: &Peers, ui: &Ui, suite: &mut Suite<'
 }
 
 impl Peers {
-    fn new(cache: &Cache) -> Result<Self, Error> {
+    fn new(workspace: &Workspace, cache: &Cache) -> Result<Self, Error> {
         Ok(Self {
             llama: Llama::find(cache)?,
             source: peers::source_tree_path(cache),
             models: models::folder(cache),
             ggml_api2: peers::ggml_api2_path(cache),
             machines: vm::folder(cache).path().to_owned(),
+            fuzzers: Fuzzers::find(workspace, cache)?,
             cache: cache.clone(),
         })
     }
@@ -172,6 +201,9 @@ impl Peers {
         progress.reach(Milestone::Programs);
         self.llama.build(cache, ui, Stage::Servers)?;
         progress.reach(Milestone::Servers);
+        self.fuzzers.prepare(cache, ui)?;
+        self.fuzzers.build(ui)?;
+        progress.reach(Milestone::Fuzzers);
         Ok(())
     }
 
@@ -203,7 +235,9 @@ impl Milestone {
     /// The thread that reaches it.
     fn lane(self) -> Lane {
         match self {
-            Milestone::Libraries | Milestone::Programs | Milestone::Servers => Lane::Llama,
+            Milestone::Libraries | Milestone::Programs | Milestone::Servers | Milestone::Fuzzers => {
+                Lane::Llama
+            }
             Milestone::Machines | Milestone::Debian => Lane::Machines,
         }
     }

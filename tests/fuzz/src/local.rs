@@ -55,6 +55,8 @@ impl Local {
                 src: tensor.src.map(|id| place(id).flatten()),
                 view_src: place(tensor.view_src).flatten(),
                 view_offs: tensor.view_offs,
+                // As in the plugin: the result of a node that is fused with the next is not written.
+                use_count: Some(0),
                 ..TensorSpec::default()
             };
             builder.add_tensor(&spec).expect("a tensor of an honest graph");

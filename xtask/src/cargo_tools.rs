@@ -1,0 +1,38 @@
+//! Cargo's subcommands that come from crates.io, installed into the cache at pinned versions.
+
+use std::path::PathBuf;
+
+use crate::cache::Cache;
+use crate::dist::Workspace;
+use crate::error::Error;
+use crate::ui::Ui;
+
+/// A crate that holds a subcommand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subcommand {
+    /// The crate, which is also the program's name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+}
+
+/// The folder of the installed programs.
+pub fn folder(cache: &Cache) -> PathBuf {
+    cache.path("cargo/bin")
+}
+
+/// Installs one unless it is there.
+pub fn ensure(workspace: &Workspace, cache: &Cache, ui: &Ui, subcommand: Subcommand) -> Result<(), Error> {
+    let Subcommand { name, version } = subcommand;
+    if !folder(cache).join(name).is_file() {
+        cache.forget(name)?;
+    }
+    cache.step(name, version, || {
+        ui.line(&format!("install {name} {version}"));
+        workspace
+            .cargo(name)
+            .args(["install", name, "--version", version, "--locked", "--force", "--root"])
+            .arg(cache.path("cargo"))
+            .run()
+    })
+}
