@@ -9,9 +9,13 @@ use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Writes graphs; keeps its memory from one graph to the next.
+///
+/// What is no node of a graph is data there, whatever made it: a scheduler splits a program's graph between devices, and what other parts are made of
+/// may lie in other devices' memory.
 #[derive(Debug, Default)]
 pub(crate) struct GraphWriter {
-    seen: HashSet<usize, BuildHasherDefault<AddressHasher>>,
+    nodes: Addresses,
+    seen: Addresses,
     ids: Vec<u64>,
     records: Vec<TensorRecord>,
     bytes: Vec<u8>,
@@ -20,23 +24,31 @@ pub(crate) struct GraphWriter {
 }
 
 impl GraphWriter {
-    /// The blob of a graph: sources and viewed tensors come before their users. `locate` says where a tensor's data lies.
+    /// The blob of a graph: sources and viewed tensors come before their users. `locate` says where a tensor's data lies, `is_view` whether a node is
+    /// only another look at data. None when there is nothing to compute.
     ///
     /// A graph with the identity of the last one is not looked at again: ggml promises that nothing in it has changed.
     pub(crate) fn write(
         &mut self,
         graph: GraphRef<'_>,
+        is_view: impl Fn(TensorRef<'_>) -> bool,
         mut locate: impl FnMut(TensorRef<'_>) -> Result<Place, RecordError>,
-    ) -> Result<&[u8], RecordError> {
+    ) -> Result<Option<&[u8]>, RecordError> {
         if graph.uid() != 0 && graph.uid() == self.uid {
-            return Ok(&self.bytes);
+            return Ok(self.written());
         }
         self.uid = 0;
+        self.nodes.clear();
+        self.nodes.extend(graph.nodes().map(TensorRef::address));
         self.seen.clear();
         self.ids.clear();
         self.records.clear();
         let mut path = Vec::new();
         for node in graph.nodes() {
+            // A scheduler leaves views of other devices' memory in the part behind them; what uses them there is given a copy of the data.
+            if is_view(node) && matches!(locate(node), Err(RecordError::Foreign { .. })) {
+                continue;
+            }
             self.ids.push(node.address() as u64);
             self.reach(node, &mut path, &mut locate)?;
         }
@@ -46,7 +58,11 @@ impl GraphWriter {
         encode_graph(&self.ids, &self.records, &mut self.bytes)
             .map_err(|_| RecordError::Graph { nodes: self.ids.len(), tensors: self.records.len() })?;
         self.uid = graph.uid();
-        Ok(&self.bytes)
+        Ok(self.written())
+    }
+
+    fn written(&self) -> Option<&[u8]> {
+        (!self.ids.is_empty()).then_some(&self.bytes[..])
     }
 
     fn size(&self) -> Result<usize, RecordError> {
@@ -73,7 +89,8 @@ impl GraphWriter {
             if let Some(below) = self.next_below(*tensor, next) {
                 path.push((below, 0));
             } else {
-                self.records.push(record(*tensor, locate(*tensor)?)?);
+                let found = record(*tensor, locate(*tensor)?)?;
+                self.records.push(if self.is_node(*tensor) { found } else { data(found) });
                 path.pop();
             }
         }
@@ -82,7 +99,7 @@ impl GraphWriter {
 
     /// The next tensor below `tensor` that is met for the first time, from its source `next` on; after the sources comes the viewed tensor.
     fn next_below<'a>(&mut self, tensor: TensorRef<'a>, next: &mut usize) -> Option<TensorRef<'a>> {
-        let sources = tensor.sources();
+        let sources = if self.is_node(tensor) { tensor.sources() } else { [None; MAX_SOURCES] };
         while *next <= MAX_SOURCES {
             let below = sources.get(*next).copied().unwrap_or_else(|| tensor.view_src());
             *next += 1;
@@ -92,7 +109,19 @@ impl GraphWriter {
         }
         None
     }
+
+    fn is_node(&self, tensor: TensorRef<'_>) -> bool {
+        self.nodes.contains(&tensor.address())
+    }
 }
+
+/// A tensor that nothing in the graph makes.
+fn data(record: TensorRecord) -> TensorRecord {
+    let TensorRecord { op, op_params, src, .. } = TensorRecord::default();
+    TensorRecord { op, op_params, src, ..record }
+}
+
+type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
 
 /// Addresses are multiples of 16 and otherwise well spread: one multiplication mixes them enough.
 #[derive(Debug, Default)]

@@ -33,12 +33,12 @@ impl Stream {
             log::error(format_args!("a graph is not computed: an earlier transfer failed"));
             return Status::Failed;
         }
-        if graph.is_empty() {
-            return Status::Success;
-        }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = match writer.write(graph, |tensor| self.device.locate(tensor)) {
-            Ok(bytes) => bytes,
+        let written =
+            writer.write(graph, |node| self.device.is_view(node), |tensor| self.device.locate(tensor));
+        let bytes = match written {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Status::Success,
             Err(error) => {
                 self.device.tell("cannot compute a graph", &error);
                 return Status::Failed;

@@ -150,6 +150,11 @@ impl Device {
         *last
     }
 
+    /// Whether a node moves no data.
+    pub(super) fn is_view(&self, node: TensorRef<'_>) -> bool {
+        self.ops.class(node.op()) == OpClass::NoOp
+    }
+
     /// Whether the host can compute a node.
     fn supports(&self, node: TensorRef<'_>) -> bool {
         match self.ops.class(node.op()) {

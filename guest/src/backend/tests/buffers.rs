@@ -200,6 +200,7 @@ fn buffers_of_others_are_never_taken_for_ours() {
     };
     source.buffer = &raw mut several;
     assert!(!copy(&ours, &source, &mut target));
+    source.op = ADD;
     assert_eq!(compute(first, &mut [&raw mut source]), -1);
     let lines = captured::take();
     assert!(lines.iter().any(|line| line.contains("not this device's")), "{lines:?}");

@@ -86,6 +86,53 @@ fn a_graph_with_views_is_written_as_by_hand() {
 }
 
 #[test]
+fn what_is_no_node_is_data() {
+    let (device, host) = device(|_| {});
+    let buffer = Held::new(device, 256).unwrap();
+    let mut elsewhere = abi::Tensor { data: ptr::without_provenance_mut(64), ..tensor(F32, [8, 1, 1, 1]) };
+    // What another part of the program's graph made, out of another device's memory.
+    let mut made = abi::Tensor { op: ADD, flags: 16, ..tensor(F32, [8, 1, 1, 1]) };
+    made.src[0] = &raw mut elsewhere;
+    made.op_params[3] = 7;
+    buffer.place(&mut made, 0);
+    let mut sum = abi::Tensor { op: ADD, flags: 16, ..tensor(F32, [8, 1, 1, 1]) };
+    sum.src[0] = &raw mut made;
+    buffer.place(&mut sum, 64);
+    assert_eq!(compute(device, &mut [&raw mut sum]), 0);
+    let script = host.0.lock().unwrap();
+    let records: Vec<_> = GraphReader::parse(&script.graph).unwrap().tensors().collect();
+    let [data, node] = &records[..] else { panic!("{records:?}") };
+    assert_eq!((data.op, data.src, data.op_params, data.data), (NONE, [0; 10], [0; 16], 0));
+    assert_eq!((node.op, node.src[0]), (ADD, data.id));
+}
+
+#[test]
+fn views_of_another_device_s_memory_are_left_out() {
+    let (device, host) = device(|_| {});
+    let buffer = Held::new(device, 256).unwrap();
+    let (other, _) = self::device(|_| {});
+    let theirs = Held::new(other, 256).unwrap();
+    let mut leaf = tensor(F32, [8, 1, 1, 1]);
+    theirs.place(&mut leaf, 0);
+    let mut view = abi::Tensor { op: VIEW, view_src: &raw mut leaf, ..tensor(F32, [4, 2, 1, 1]) };
+    view.src[0] = &raw mut leaf;
+    theirs.place(&mut view, 0);
+    let calls = host.0.lock().unwrap().types.len();
+    assert_eq!(compute(device, &mut [&raw mut view]), 0, "nothing to compute");
+    assert_eq!(host.0.lock().unwrap().types.len(), calls);
+    let mut sum = abi::Tensor { op: ADD, flags: 16, ..tensor(F32, [8, 1, 1, 1]) };
+    buffer.place(&mut sum, 64);
+    assert_eq!(compute(device, &mut [&raw mut view, &raw mut sum]), 0);
+    let graph = host.0.lock().unwrap().graph.clone();
+    assert_eq!(GraphReader::parse(&graph).unwrap().node_ids().collect::<Vec<_>>(), [id(&raw const sum)]);
+    // What is computed of such memory is not.
+    sum.src[0] = &raw mut view;
+    captured::take();
+    assert_eq!(compute(device, &mut [&raw mut view, &raw mut sum]), -1);
+    assert!(captured::take()[0].contains("not this device's"));
+}
+
+#[test]
 fn statuses_pass_and_unknown_ones_are_failures() {
     let (device, host) = device(|_| {});
     let mut node = tensor(F32, [1, 1, 1, 1]);
@@ -127,16 +174,18 @@ fn a_chain_of_a_hundred_thousand_sources_is_written() {
     for (index, link) in chain.iter_mut().enumerate().skip(1) {
         link.src[index % 10] = first.wrapping_add(index - 1);
     }
-    let last = first.wrapping_add(chain.len() - 1);
-    // On a small stack: the depth must not matter.
-    let last = last.expose_provenance();
-    let worker = std::thread::Builder::new()
-        .stack_size(256 << 10)
-        .spawn(move || compute(device, &mut [ptr::with_exposed_provenance_mut(last)]));
+    // The last comes first, and on a small stack: the depth must not matter.
+    let addresses: Vec<usize> =
+        (0..chain.len()).rev().map(|index| first.wrapping_add(index).expose_provenance()).collect();
+    let worker = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+        let mut nodes: Vec<_> =
+            addresses.into_iter().map(ptr::with_exposed_provenance_mut::<abi::Tensor>).collect();
+        compute(device, &mut nodes)
+    });
     assert_eq!(worker.unwrap().join().unwrap(), 0);
     let script = host.0.lock().unwrap();
     let graph = GraphReader::parse(&script.graph).unwrap();
-    assert_eq!((graph.node_count(), graph.tensor_count()), (1, 100_000));
+    assert_eq!((graph.node_count(), graph.tensor_count()), (100_000, 100_000));
     assert!(graph.tensors().zip(&chain).all(|(record, tensor)| record.id == id(tensor)));
 }
 
