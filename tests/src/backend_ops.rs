@@ -9,7 +9,7 @@ use crate::program::{Output, Program};
 use crate::server::Server;
 
 /// The device of the pair in front of ggml's CPU backend.
-const DEVICE: &str = "[virtgpu] CPU";
+pub(crate) const DEVICE: &str = "[virtgpu] CPU";
 
 /// How test-backend-ops calls the local backend that it compares with.
 const LOCAL: &str = "CPU";
@@ -136,6 +136,13 @@ fn parse_case(line: &str, operation: &str) -> Option<(String, Outcome)> {
         }
     };
     Some((line[..start].to_owned() + name + ")", outcome))
+}
+
+/// A line as a terminal without colours shows it.
+pub(crate) fn without_colours(line: &str) -> String {
+    let mut parts = line.split("\u{1b}[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
 }
 
 fn split_names(names: &str) -> impl Iterator<Item = &str> {

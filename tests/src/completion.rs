@@ -149,10 +149,10 @@ impl Completion {
     }
 }
 
-/// Runs again when the end of the output is missing: llama-completion prints on a thread of its own, and a run of a few
-/// milliseconds now and then ends before that thread has printed all. The speed comes after the text, so it shows
-/// whether the text is whole.
-fn run_until_told<T>(mut run: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+/// Runs again when the end of the output is missing: llama.cpp's programs print on a thread of their own, and a run of a few
+/// milliseconds now and then ends before that thread has printed all. A completion's speed comes after the text, so it
+/// shows whether the text is whole.
+pub(crate) fn run_until_told<T>(mut run: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for _ in 1..TRIES {
         match run() {
             Err(Error::OutputCut { .. }) => continue,

@@ -1,4 +1,4 @@
-//! Libraries that are not what they should be.
+//! Libraries that are not what they should be, or do what a program does not.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -17,6 +17,9 @@ const GPU: &str = include_str!("fakes/gpu.c");
 
 /// A ggml backend of a version that nobody knows yet.
 const FUTURE: &str = include_str!("fakes/future.c");
+
+/// Backends loaded at a program's start.
+const LOAD_ALL: &str = include_str!("fakes/load_all.c");
 
 /// A file that is no library.
 pub fn text_file(folder: &Path) -> Result<PathBuf, Error> {
@@ -39,6 +42,11 @@ pub fn future_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error>
 pub fn gpu_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
     let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
     compile_with(folder, "libgpu.so", GPU, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
+}
+
+/// What loads every backend into a program that does not, when `LD_PRELOAD` names it.
+pub fn loading_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error> {
+    compile_with(folder, "libload.so", LOAD_ALL, llama, &["-lggml"])
 }
 
 fn compile(folder: &Path, name: &str, source: &str, llama: &LlamaDir) -> Result<PathBuf, Error> {

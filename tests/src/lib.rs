@@ -2,9 +2,11 @@
 //!
 //! The harness knows our pieces only as files ([`peers::Dist`]), as a user does.
 
+pub mod architectures;
 pub mod backend_ops;
 pub mod chat;
 pub mod completion;
+pub mod embedding;
 pub mod error;
 pub mod fakes;
 pub mod ggml;

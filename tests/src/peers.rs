@@ -103,6 +103,11 @@ impl Models {
         self.0.join("SmolLM2-135M-Instruct.Q4_1.gguf")
     }
 
+    /// all-MiniLM-L6-v2.
+    pub fn minilm(&self) -> PathBuf {
+        self.0.join("all-MiniLM-L6-v2.F16.gguf")
+    }
+
     /// The small random model.
     pub fn tiny(&self) -> PathBuf {
         self.0.join("tiny.gguf")

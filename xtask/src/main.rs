@@ -1,7 +1,8 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench | ops | fuzz | dist.
+//! Developer commands: cargo xtask demo | test | codegen | bench | archs | ops | fuzz | dist.
 #![forbid(unsafe_code)]
 
 mod apt;
+mod archs;
 mod bench;
 mod cache;
 mod cargo_tools;
@@ -57,6 +58,8 @@ enum Command {
     },
     /// Measure the pair
     Bench(bench::Options),
+    /// Run a model of every architecture of llama.cpp through the pair, and compare it with the local CPU
+    Archs(archs::Options),
     /// Run every case of ggml's own test-backend-ops through the pair
     Ops(ops::Options),
     /// Run a command in a virtual machine: stock QEMU, Debian's kernel, our renderer and plugin
@@ -87,6 +90,7 @@ fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
         Command::Test => test::run(&workspace, ui),
         Command::Codegen { check } => codegen::run(&workspace, ui, *check),
         Command::Bench(options) => bench::run(&workspace, ui, options).map(|()| true),
+        Command::Archs(options) => archs::run(&workspace, ui, options),
         Command::Ops(options) => ops::run(&workspace, ui, options),
         Command::Fuzz(options) => fuzz::run(&workspace, ui, options),
         Command::Dist => {

@@ -58,6 +58,8 @@ pub enum Stage {
     Libraries,
     /// test-backend-ops, llama-completion and llama-bench.
     Programs,
+    /// llama-embedding and test-llama-archs.
+    Models,
     /// llama-server and ggml-rpc-server.
     Servers,
 }
@@ -76,6 +78,7 @@ impl Stage {
         match self {
             Stage::Libraries => "libraries",
             Stage::Programs => "programs",
+            Stage::Models => "models",
             Stage::Servers => "servers",
         }
     }
@@ -84,6 +87,7 @@ impl Stage {
         match self {
             Stage::Libraries => &["ggml", "ggml-cpu", "ggml-virtgpu-backend"],
             Stage::Programs => &["test-backend-ops", "llama-completion", "llama-bench"],
+            Stage::Models => &["llama-embedding", "test-llama-archs"],
             Stage::Servers => &["ggml-rpc-server", "llama-server"],
         }
     }
@@ -92,6 +96,7 @@ impl Stage {
         match self {
             Stage::Libraries => &["libggml.so", "libggml-base.so"],
             Stage::Programs => &["llama-completion", "test-backend-ops"],
+            Stage::Models => &["llama-embedding", "test-llama-archs"],
             Stage::Servers => &["llama-server"],
         }
     }

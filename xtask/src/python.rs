@@ -1,4 +1,4 @@
-//! The virtual environment that holds the download client.
+//! The virtual environment that holds the download client, and what writes models.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::tools::Tool;
 use crate::ui::Ui;
 
 /// What is installed in it.
-const PACKAGES: &[&str] = &["unearth==0.19.0"];
+const PACKAGES: &[&str] = &["unearth==0.19.0", "gguf==0.19.0"];
 
 /// A Python with its own packages, in the cache.
 #[derive(Debug, Clone)]

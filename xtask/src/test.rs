@@ -44,6 +44,7 @@ const PLAN: &[(&[Milestone], &[&str])] = &[
     (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
+    (&[Milestone::Models], &["models"]),
     (&[Milestone::Servers], &["llama_server"]),
     (&[Milestone::Fuzzers], &[FUZZ]),
 ];
@@ -53,6 +54,7 @@ const PLAN: &[(&[Milestone], &[&str])] = &[
 enum Milestone {
     Libraries,
     Programs,
+    Models,
     Servers,
     Fuzzers,
     Machines,
@@ -199,6 +201,9 @@ impl Peers {
         models::smollm2(cache, ui)?;
         self.llama.build(cache, ui, Stage::Programs)?;
         progress.reach(Milestone::Programs);
+        models::minilm(cache, ui, &workspace.root)?;
+        self.llama.build(cache, ui, Stage::Models)?;
+        progress.reach(Milestone::Models);
         self.llama.build(cache, ui, Stage::Servers)?;
         progress.reach(Milestone::Servers);
         self.fuzzers.prepare(cache, ui)?;
@@ -235,9 +240,11 @@ impl Milestone {
     /// The thread that reaches it.
     fn lane(self) -> Lane {
         match self {
-            Milestone::Libraries | Milestone::Programs | Milestone::Servers | Milestone::Fuzzers => {
-                Lane::Llama
-            }
+            Milestone::Libraries
+            | Milestone::Programs
+            | Milestone::Models
+            | Milestone::Servers
+            | Milestone::Fuzzers => Lane::Llama,
             Milestone::Machines | Milestone::Debian => Lane::Machines,
         }
     }
