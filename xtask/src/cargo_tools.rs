@@ -1,5 +1,6 @@
 //! Cargo's subcommands that come from crates.io, installed into the cache at pinned versions.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::cache::Cache;
@@ -16,9 +17,15 @@ pub struct Subcommand {
     pub version: &'static str,
 }
 
-/// The folder of the installed programs.
-pub fn folder(cache: &Cache) -> PathBuf {
+fn folder(cache: &Cache) -> PathBuf {
     cache.path("cargo/bin")
+}
+
+/// PATH with the installed programs first.
+pub fn path(cache: &Cache) -> Result<OsString, Error> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    std::env::join_paths([folder(cache)].into_iter().chain(std::env::split_paths(&others)))
+        .map_err(|error| Error::Check(format!("PATH cannot be extended: {error}")))
 }
 
 /// Installs one unless it is there.

@@ -46,6 +46,9 @@ const FOLDER: &str = "tests/fuzz";
 /// Its manifest, from the workspace's root.
 pub const MANIFEST: &str = "tests/fuzz/Cargo.toml";
 
+/// The target folder of what runs on the stable toolchain.
+const REPLAY: &str = "fuzz-replay";
+
 /// What builds and runs them.
 const CARGO_FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0.13.2" };
 
@@ -137,11 +140,7 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
 impl Fuzzers {
     /// Where everything will be that [`Fuzzers::prepare`] gets.
     pub fn find(workspace: &Workspace, cache: &Cache) -> Result<Self, Error> {
-        let others = std::env::var_os("PATH").unwrap_or_default();
-        let folders = [cargo_tools::folder(cache)].into_iter().chain(std::env::split_paths(&others));
-        let path = std::env::join_paths(folders)
-            .map_err(|error| Error::Check(format!("PATH cannot be extended: {error}")))?;
-        Ok(Self { workspace: workspace.clone(), ggml: ggml::folder(cache), path })
+        Ok(Self { workspace: workspace.clone(), ggml: ggml::folder(cache), path: cargo_tools::path(cache)? })
     }
 
     /// Gets what building the targets needs, and builds ggml.
@@ -311,13 +310,22 @@ impl Output {
     }
 }
 
+/// Clippy over what the targets share, on the stable toolchain.
+pub fn clippy(workspace: &Workspace) -> Tool {
+    workspace
+        .cargo("fuzz-clippy")
+        .args(["clippy", "--manifest-path", MANIFEST, "--lib", "--tests", "--examples", "--quiet"])
+        .args(["--", "--deny", "warnings"])
+        .env("CARGO_TARGET_DIR", workspace.target(REPLAY))
+}
+
 /// The run of every seed, and of what fuzzing has found here, on the stable toolchain.
 pub fn replay(workspace: &Workspace) -> Tool {
     workspace
         .cargo("fuzz-replay")
         .args(["test", "--no-fail-fast", "--manifest-path", MANIFEST])
         .args(["--", "--include-ignored", "--test-threads=1", "--nocapture"])
-        .env("CARGO_TARGET_DIR", workspace.target("fuzz-replay"))
+        .env("CARGO_TARGET_DIR", workspace.target(REPLAY))
         .env("APIR_LOG", "off")
 }
 

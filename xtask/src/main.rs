@@ -1,4 +1,4 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench | archs | ops | fuzz | dist.
+//! Developer commands: cargo xtask demo | test | codegen | bench | archs | ops | fuzz | coverage | dist.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -7,6 +7,7 @@ mod bench;
 mod cache;
 mod cargo_tools;
 mod codegen;
+mod coverage;
 mod debian;
 mod demo;
 mod dist;
@@ -66,6 +67,8 @@ enum Command {
     Vm(vm::Options),
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
+    /// Count the lines of the host and the protocol that tests and seeds reach
+    Coverage(coverage::Options),
     /// Build apir and its two libraries and give them their real names
     Dist,
 }
@@ -93,6 +96,7 @@ fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
         Command::Archs(options) => archs::run(&workspace, ui, options),
         Command::Ops(options) => ops::run(&workspace, ui, options),
         Command::Fuzz(options) => fuzz::run(&workspace, ui, options),
+        Command::Coverage(options) => coverage::run(&workspace, ui, options),
         Command::Dist => {
             let folder: PathBuf = workspace.build_dist(ui)?;
             ui.result(&folder.display().to_string());

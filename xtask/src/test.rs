@@ -141,7 +141,8 @@ fn without_peers(workspace: &Workspace, ui: &Ui, suite: &mut Suite<'_>) {
     suite.step("generated files", || codegen::run(workspace, ui, true));
     suite.step("clippy", || {
         let clippy = workspace.cargo("clippy").args(["clippy", "--workspace", "--all-targets", "--quiet"]);
-        run(clippy.args(["--", "--deny", "warnings"]))
+        run(clippy.args(["--", "--deny", "warnings"]))?;
+        run(fuzz::clippy(workspace))
     });
     let unit = workspace.cargo("unit").args(["test", "--workspace", "--no-fail-fast"]);
     suite.cargo_test("unit tests", unit);

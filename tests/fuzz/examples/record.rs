@@ -149,8 +149,12 @@ fn keep(mut graph: Graph, each: usize, found: &Found) {
     }
 }
 
-/// Numbers ids and buffers from 1, forgets names, and lets all that lies in a buffer of nothing but leafs lie at its start.
+/// Larger buffers are made smaller where that changes nothing for a graph's nodes.
+const SMALL: u64 = 1 << 20;
+
+/// Numbers ids and buffers from 1, forgets names, and lets all that lies in a large buffer of nothing but leafs lie at its start.
 fn plain(graph: &mut Graph) {
+    let sizes = sizes(graph);
     let mut ids = HashMap::from([(0, 0)]);
     let mut buffers = HashMap::from([(0, 0)]);
     let mut computed = HashMap::new();
@@ -165,7 +169,8 @@ fn plain(graph: &mut Graph) {
     let number = |id: &mut u64| *id = ids.get(id).copied().unwrap_or(*id);
     graph.nodes.iter_mut().for_each(number);
     for tensor in &mut graph.tensors {
-        if computed.get(&tensor.buffer.0) == Some(&false) {
+        let large = sizes.get(&tensor.buffer.0).is_some_and(|size| *size > SMALL);
+        if large && computed.get(&tensor.buffer.0) == Some(&false) {
             let root = if tensor.view_src == 0 { tensor.id } else { tensor.view_src };
             tensor.data -= starts.get(&root).copied().unwrap_or_default();
         }

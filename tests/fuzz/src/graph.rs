@@ -125,7 +125,7 @@ pub fn verify_in(blob: &[u8], buffers: &Table) -> Result<(), VerifyError> {
     static RULES: LazyLock<RuleBook> = LazyLock::new(|| {
         RuleBook::new(&OpTable::from_names(OPS), Version { major: 0, minor: 26, patch: 0 }, true, 4)
     });
-    let terms = Terms { rules: &*RULES, buffers, index_check: IndexCheck::All, max_nodes: 1 << 20 };
+    let terms = Terms { rules: &RULES, buffers, index_check: IndexCheck::All, max_nodes: 1 << 20 };
     let mut verifier = Verifier::default();
     let graph = verifier.verify(blob, &terms)?;
     let copy = crate::ops::op("CPY");

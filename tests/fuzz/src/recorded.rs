@@ -5,26 +5,29 @@
 #![forbid(unsafe_code)]
 
 use crate::graph::Graph;
-use crate::guest::{Guest, Neighbour};
+use crate::guest::{Guest, Neighbour, whole};
 use crate::mutate;
 use apir_ggml::extent;
 use apir_protocol::graph::graph_size;
 use apir_protocol::handle::BufferHandle;
-use apir_protocol::messages::BufferClearRequest;
+use apir_protocol::messages::{BufferClearRequest, BufferSetTensorRequest};
+use apir_protocol::tensor::TensorRecord;
 use arbitrary::Unstructured;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 /// The archives.
-pub const ARCHIVES: [(&str, &[u8]); 2] = [
+pub const ARCHIVES: [(&str, &[u8]); 3] = [
     ("smollm2", include_bytes!("../recorded/smollm2.z")),
+    ("minilm", include_bytes!("../recorded/minilm.z")),
     ("backend-ops", include_bytes!("../recorded/backend-ops.z")),
 ];
 
 /// The most nodes of a part, but for those inputs that take a whole graph.
 const PART: usize = 24;
-/// Larger buffers are not cleared for each input.
+/// Larger buffers are not cleared for each input, but only their leafs, and of these not the larger ones, which are no indices.
 const CLEARED: u64 = 1 << 20;
+const CLEARED_LEAF: u64 = 1 << 16;
 
 /// Graphs as an archive.
 #[must_use]
@@ -85,6 +88,17 @@ pub fn sizes(graph: &Graph) -> HashMap<u64, u64> {
     sizes
 }
 
+/// What became of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It had no changes, and was computed.
+    Honest,
+    /// It was changed, and computed.
+    Computed,
+    /// It was changed, and refused.
+    Refused,
+}
+
 /// A guest with buffers for every recorded graph, and its neighbour.
 #[derive(Debug)]
 pub struct Bench {
@@ -92,6 +106,7 @@ pub struct Bench {
     neighbour: Neighbour,
     graphs: Vec<Graph>,
     buffers: Vec<(BufferHandle, u64)>,
+    zeros: u32,
 }
 
 impl Default for Bench {
@@ -114,16 +129,36 @@ impl Bench {
         let last = most.keys().max().copied().unwrap_or_default();
         let sizes = (1..=last).map(|buffer| most.get(&buffer).map_or(64, |size| (*size).max(64)));
         let buffers = sizes.map(|size| (guest.buffer(size as usize), size)).collect();
-        Self { guest, neighbour: Neighbour::start(), graphs, buffers }
+        let (zeros, _) = guest.blob(&[0; CLEARED_LEAF as usize]);
+        Self { guest, neighbour: Neighbour::start(), graphs, buffers, zeros }
+    }
+
+    /// Lets indices be good ones again, whatever was computed before.
+    fn clear(&mut self, graph: &Graph) {
+        for (buffer, size) in &self.buffers {
+            if *size <= CLEARED {
+                let _ = self.guest.call(&BufferClearRequest { buffer: *buffer, value: 0 });
+            }
+        }
+        for leaf in graph.tensors.iter().filter(|tensor| tensor.op == 0) {
+            let place = (leaf.buffer.0 as usize).checked_sub(1).and_then(|at| self.buffers.get(at));
+            let Some(&(buffer, _)) = place.filter(|(_, size)| *size > CLEARED) else { continue };
+            let size = extent(leaf.type_, leaf.ne.map(i64::from), leaf.nb.map(u64::from)).unwrap_or(0);
+            if size <= CLEARED_LEAF {
+                let tensor = TensorRecord { data: leaf.data, ..whole(buffer, size as usize) };
+                let request = BufferSetTensorRequest { buffer, tensor, res_id: self.zeros, offset: 0, size };
+                self.guest.call(&request).expect("a write of a leaf");
+            }
+        }
     }
 
     /// Computes the mutant that an input stands for: two bytes choose the graph, two where the part starts, one how many nodes it has; the rest
-    /// are numbers for changes. Without changes it must be computed.
+    /// are numbers for changes. Without changes it must be computed. Fewer bytes are no input.
     ///
     /// # Panics
     /// When it is not, or the guest or its neighbour does not live.
-    pub fn run(&mut self, input: &[u8]) {
-        let Some((&[a, b, c, d, count], numbers)) = input.split_first_chunk::<5>() else { return };
+    pub fn run(&mut self, input: &[u8]) -> Option<Outcome> {
+        let (&[a, b, c, d, count], numbers) = input.split_first_chunk::<5>()?;
         let graph = &self.graphs[usize::from(u16::from_le_bytes([a, b])) % self.graphs.len()];
         let start = usize::from(u16::from_le_bytes([c, d])) % graph.nodes.len();
         let cut = match count {
@@ -133,11 +168,7 @@ impl Bench {
         let mut mutant = cut.clone();
         mutate::graph(&mut mutant, &mut Unstructured::new(numbers));
         let honest = mutant == cut;
-        for (buffer, size) in &self.buffers {
-            if *size <= CLEARED {
-                let _ = self.guest.call(&BufferClearRequest { buffer: *buffer, value: 0 });
-            }
-        }
+        self.clear(&cut);
         let handles: Vec<_> = self.buffers.iter().map(|(handle, _)| *handle).collect();
         mutant.resolve(&handles);
         let computed = self.guest.compute(&mutant.to_blob());
@@ -145,11 +176,30 @@ impl Bench {
         assert!(computed.is_err() || computed.is_ok_and(|status| (-2..=1).contains(&status)));
         self.guest.assert_alive();
         self.neighbour.check();
+        Some(match computed {
+            _ if honest => Outcome::Honest,
+            Ok(_) => Outcome::Computed,
+            Err(_) => Outcome::Refused,
+        })
+    }
+
+    /// How many graphs there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.graphs.is_empty()
     }
 }
 
 /// Runs an input in this process's one bench.
 pub fn run(input: &[u8]) {
     thread_local! { static BENCH: RefCell<Option<Bench>> = const { RefCell::new(None) }; }
-    BENCH.with_borrow_mut(|bench| bench.get_or_insert_with(Bench::start).run(input));
+    BENCH.with_borrow_mut(|bench| {
+        bench.get_or_insert_with(Bench::start).run(input);
+    });
 }
