@@ -138,7 +138,9 @@ fn a_library_of_a_version_to_come() -> Result<(), Error> {
 fn a_plugin_that_is_no_plugin() -> Result<(), Error> {
     let (dist, llama, folder) = (Dist::from_env()?, LlamaDir::from_env()?, temporary()?);
     let plugin = fakes::empty_library(folder.path(), &llama)?;
-    check_refused_by_host(&Serve::new(&dist, &llama.cpu_library()).plugin(&plugin), &[&name(&plugin)])
+    let serve = Serve::new(&dist, &llama.cpu_library()).plugin(&plugin);
+    let named = [&name(&plugin), "undefined symbol: apir_backend_initialize"];
+    check_serve_refuses(&serve, &folder.path().join("socket"), &named)
 }
 
 #[test]

@@ -6,6 +6,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
+use lddtree::DependencyAnalyzer;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -74,8 +75,10 @@ fn rules(plan: &Plan<'_>) -> Vec<Rule> {
         };
         rules.extend(matching(pattern).into_iter().map(|path| (path, access)));
     }
+    let covered: Vec<PathBuf> = rules.iter().filter_map(|(path, _)| path.canonicalize().ok()).collect();
     let others = [PathBuf::from("/proc/self")].into_iter().chain(cgroup_quotas()).chain(plan.read.to_vec());
-    rules.extend(others.chain(libraries(plan)).chain(drivers()).map(|path| (path, read)));
+    let found = others.chain(libraries(plan, &covered)).chain(drivers());
+    rules.extend(found.map(|path| (path, read)));
     if let Some(log) = plan.log {
         // Made here, since there is no right to make files; a fault is told by the plugin, which opens it again.
         let _ = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
@@ -94,12 +97,15 @@ fn matching(pattern: &str) -> Vec<PathBuf> {
     entries(Path::new(folder), |name| name.starts_with(start.as_bytes()))
 }
 
-/// The plugin, the ggml library, and the libraries in their folders and those that the loader looks into.
-fn libraries(plan: &Plan<'_>) -> Vec<PathBuf> {
+/// The plugin, the ggml library and what they are linked to, and the libraries in the folders of these and in those that the
+/// loader looks into: drivers open some by themselves. Folders that are covered as a whole are left out.
+fn libraries(plan: &Plan<'_>, covered: &[PathBuf]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = plan.libraries.iter().map(|&path| path.to_owned()).collect();
+    found.extend(plan.libraries.iter().flat_map(|path| linked(path)));
     // A library's neighbours are those of its name and those of the file behind it.
-    let whole = plan.libraries.iter().filter_map(|path| path.canonicalize().ok());
-    let mut folders: Vec<PathBuf> = found.iter().cloned().chain(whole).filter_map(parent).collect();
+    let whole: Vec<PathBuf> = found.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    found.extend(whole);
+    let mut folders: Vec<PathBuf> = found.iter().cloned().filter_map(parent).collect();
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     // The loader separates them by semicolons too.
     let given = variable.as_bytes().split(|byte| matches!(byte, b':' | b';'));
@@ -109,13 +115,24 @@ fn libraries(plan: &Plan<'_>) -> Vec<PathBuf> {
         let lines = fs::read_to_string(file).unwrap_or_default();
         folders.extend(lines.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from));
     }
+    let mut folders: Vec<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     folders.sort();
     folders.dedup();
+    folders.retain(|folder| !covered.iter().any(|root| folder.starts_with(root)));
     for folder in folders {
         found.extend(shared_objects(&folder));
         found.push(folder.join("glibc-hwcaps"));
     }
     found
+}
+
+/// The libraries that one is linked to, directly or not; of what is no library, none.
+fn linked(library: &Path) -> Vec<PathBuf> {
+    // The crate takes paths for text.
+    let library = library.canonicalize().ok().filter(|path| path.to_str().is_some());
+    let tree = library.and_then(|path| DependencyAnalyzer::default().analyze(path).ok());
+    let libraries = tree.into_iter().flat_map(|tree| tree.libraries.into_values());
+    libraries.filter(|library| library.found()).map(|library| library.path).collect()
 }
 
 /// Manifests of Vulkan drivers that variables name, and the libraries beside them.
