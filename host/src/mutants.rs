@@ -130,6 +130,8 @@ fn range_of(record: &TensorRecord) -> Option<Range<usize>> {
 fn fill(record: &TensorRecord, memory: &mut [u8]) {
     let Some(range) = range_of(record) else { return };
     let bytes = &mut memory[range];
+    // Strides that split elements may leave a part of one at the end.
+    bytes.fill(0x3c);
     match record.type_ {
         F32 => {
             for (at, four) in bytes.chunks_exact_mut(4).enumerate() {
@@ -138,7 +140,7 @@ fn fill(record: &TensorRecord, memory: &mut [u8]) {
         }
         I32 => bytes.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&1i32.to_le_bytes())),
         I64 => bytes.chunks_exact_mut(8).for_each(|eight| eight.copy_from_slice(&1i64.to_le_bytes())),
-        _ => bytes.fill(0x3c),
+        _ => {}
     }
 }
 
