@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Guest, Server, fake_plugin};
+use support::{Guest, Server, fake_plugin, without_landlock};
 
 const READ: u32 = 1;
 const WRITE: u32 = 2;
@@ -74,6 +74,19 @@ fn files_outside_the_profile_cannot_be_opened() {
         assert_eq!(open(&guest, READ, &folder.join("ggml.so")), 0, "{mode}");
         guest.check();
     }
+}
+
+#[test]
+fn a_kernel_without_landlock_is_told_of_and_everything_else_stands() {
+    let server = Server::start_with(|command| {
+        without_landlock(command);
+    });
+    assert!(server.has_line("workers are sandboxed in part, profile any: this kernel has no landlock"));
+    let guest = Guest::ready(&server);
+    assert_eq!(open(&guest, READ, Path::new("/etc/passwd")), 0);
+    assert_eq!(call(&guest, libc::SYS_socket, &[1, 1, 0]), (-1, libc::EPERM));
+    assert_eq!(call(&guest, libc::SYS_execve, &[0, 0, 0]), (-1, libc::EPERM));
+    guest.check();
 }
 
 #[test]

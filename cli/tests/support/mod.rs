@@ -31,6 +31,23 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
+/// Takes landlock away from a program, as a kernel that is too old does.
+#[cfg(target_os = "linux")]
+pub fn without_landlock(command: &mut Command) {
+    use nix::libc;
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+    let calls =
+        [libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self];
+    let rules = calls.map(|call| (call, Vec::new())).into();
+    let missing = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let target = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, missing, target).unwrap();
+    let filter = BpfProgram::try_from(filter).unwrap();
+    let apply = move || apply_filter(&filter).map_err(std::io::Error::other);
+    // SAFETY: two system calls on memory that is there already, which is safe between fork and exec.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(command, apply) };
+}
+
 /// A running `apir serve`, its standard error kept.
 pub struct Server {
     pub folder: TempDir,
