@@ -15,7 +15,8 @@ use apir_protocol::messages::{
     BufferSetTensorRequest, BufferSetTensorReply, BufferGetTensorRequest,
     BufferGetTensorReply, BufferCpyTensorRequest, BufferCpyTensorReply,
     BufferClearRequest, BufferClearReply, BufferFreeBufferRequest, BufferFreeBufferReply,
-    BackendGraphComputeRequest, BackendGraphComputeReply,
+    BackendGraphComputeRequest, BackendGraphComputeReply, HelloRequest, HelloReply,
+    LivenessRequest, LivenessReply,
 };
 impl Session {
     /// How many devices the guest can reach; the same answer as `device_get_count`.
@@ -236,6 +237,23 @@ impl Session {
         &self,
         request: &BackendGraphComputeRequest,
     ) -> Result<BackendGraphComputeReply, SessionError> {
+        self.call(request)
+    }
+    /// Finds out which features both sides have; a host without any refuses the command.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the host refuses the command or is gone.
+    pub fn hello(&self, request: &HelloRequest) -> Result<HelloReply, SessionError> {
+        self.call(request)
+    }
+    /// Has the host count up a word of a blob for as long as it lives; a second one replaces the first.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the host refuses the command or is gone.
+    pub fn liveness(
+        &self,
+        request: &LivenessRequest,
+    ) -> Result<LivenessReply, SessionError> {
         self.call(request)
     }
 }

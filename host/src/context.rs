@@ -7,6 +7,7 @@ use crate::generated::dispatch;
 use crate::graphs::{GraphCache, SupportCache};
 use crate::handle::HandleTable;
 use crate::limits::Limits;
+use crate::liveness::{Activity, Heart};
 use crate::log::{LogBudget, Verdict};
 use crate::memory::{Blobs, HostBuffer};
 use crate::verify::graph::Verifier;
@@ -18,6 +19,7 @@ use apir_ggml::{DeviceType, GgmlLibrary, GraphBuilder};
 use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::command::Command;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bases of buffers start here: not 0, and no address of anything.
@@ -172,6 +174,8 @@ pub struct Context {
     /// Bytes of indices being looked at.
     pub(crate) scratch: Vec<u8>,
     pub(crate) limits: Limits,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) heart: Option<Heart>,
     bad_commands: u64,
     log: LogBudget,
 }
@@ -212,6 +216,8 @@ impl Context {
             support: SupportCache::default(),
             private: Vec::new(),
             scratch: Vec::new(),
+            activity: Arc::default(),
+            heart: None,
             bad_commands: 0,
             log: LogBudget::new(Instant::now(), limits.log_lines),
             limits,
@@ -237,8 +243,10 @@ impl Context {
     pub fn dispatch(&mut self, number: u32, request: &[u8], reply: &mut [u8]) -> Result<usize, CommandError> {
         let command = Command::from_number(number).ok_or(CommandError::Unknown(number))?;
         let mut encoder = Encoder::new(reply);
-        dispatch(self, command, &mut Decoder::new(request), &mut encoder)?;
-        Ok(encoder.len())
+        self.activity.begin(command != Command::BackendGraphCompute);
+        let done = dispatch(self, command, &mut Decoder::new(request), &mut encoder);
+        self.activity.end();
+        done.map(|()| encoder.len())
     }
 
     /// Counts a refused command; false when the guest has sent so many that the context has to go.

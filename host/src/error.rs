@@ -151,6 +151,12 @@ pub enum CommandError {
     /// No room for the copies of a graph's indices.
     #[error("no memory for {0} bytes of indices")]
     NoIndexMemory(u64),
+    /// A word that does not lie on its own boundary.
+    #[error("a word at byte {0}: its place must be a multiple of 4")]
+    Unaligned(u64),
+    /// The system started no thread for the sign of life.
+    #[error("no thread for the sign of life: {0}")]
+    NoThread(#[from] std::io::Error),
     /// More buffers and buffer types than handles can name.
     #[error("no handle is left")]
     NoHandle,

@@ -19,6 +19,7 @@ use apir_protocol::messages::{
     BufferGetTensorRequest, BufferGetTensorReply, BufferCpyTensorRequest,
     BufferCpyTensorReply, BufferClearRequest, BufferClearReply, BufferFreeBufferRequest,
     BufferFreeBufferReply, BackendGraphComputeRequest, BackendGraphComputeReply,
+    HelloRequest, HelloReply, LivenessRequest, LivenessReply,
 };
 /// Carries out the commands of one context.
 pub trait Handlers {
@@ -206,6 +207,19 @@ pub trait Handlers {
         &mut self,
         request: BackendGraphComputeRequest,
     ) -> Result<BackendGraphComputeReply, CommandError>;
+    /// Finds out which features both sides have; a host without any refuses the command.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the command is refused or fails.
+    fn hello(&mut self, request: HelloRequest) -> Result<HelloReply, CommandError>;
+    /// Has the host count up a word of a blob for as long as it lives; a second one replaces the first.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the command is refused or fails.
+    fn liveness(
+        &mut self,
+        request: LivenessRequest,
+    ) -> Result<LivenessReply, CommandError>;
 }
 /// Reads the request of a command, has it carried out, and writes the reply.
 ///
@@ -336,6 +350,12 @@ pub fn dispatch(
             handlers
                 .backend_graph_compute(BackendGraphComputeRequest::decode(decoder)?)?
                 .encode(encoder)?
+        }
+        Command::Hello => {
+            handlers.hello(HelloRequest::decode(decoder)?)?.encode(encoder)?
+        }
+        Command::Liveness => {
+            handlers.liveness(LivenessRequest::decode(decoder)?)?.encode(encoder)?
         }
     }
     Ok(())

@@ -12,6 +12,7 @@
 //! | [`verify`] | checked tensors and graphs |
 //! | [`graphs`] | verified graphs, built for the backend |
 //! | [`memory`] | the guest's shared memory |
+//! | [`liveness`] | the word that tells the guest that the host lives |
 //! | [`handle`] | tokens |
 //! | [`config`], [`limits`], [`log`], [`error`] | settings, limits, log lines, refusals |
 
@@ -22,6 +23,7 @@ pub mod graphs;
 pub mod handle;
 pub mod handlers;
 pub mod limits;
+pub mod liveness;
 pub mod log;
 pub mod memory;
 pub mod plugin;

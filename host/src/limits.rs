@@ -3,6 +3,7 @@
 
 use crate::error::InitializeError;
 use crate::verify::indices::IndexCheck;
+use std::time::Duration;
 
 /// Limits of one context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Limits {
     pub command_bytes: u64,
     /// Refused commands before the context is dropped.
     pub bad_commands: u64,
+    /// Time after which a command that computes nothing is taken to hang, and the host no longer to live.
+    pub command_time: Duration,
     /// Log lines that the guest may cause in a second.
     pub log_lines: u64,
     /// Which indices are looked at; without a choice all where the device uses host memory, else those that the graph does not compute.
@@ -37,6 +40,7 @@ impl Default for Limits {
             graph_nodes: 1 << 20,
             command_bytes: 64 << 10,
             bad_commands: 1_000_000,
+            command_time: Duration::from_secs(60),
             log_lines: 10,
             index_check: None,
         }
@@ -76,6 +80,8 @@ impl Limits {
             graph_nodes: number("APIR_MAX_GRAPH_NODES", 1)?.unwrap_or(default.graph_nodes),
             command_bytes: number("APIR_MAX_COMMAND_BYTES", 1)?.unwrap_or(default.command_bytes),
             bad_commands: number("APIR_MAX_BAD_COMMANDS", 1)?.unwrap_or(default.bad_commands),
+            command_time: number("APIR_MAX_COMMAND_MS", 1)?
+                .map_or(default.command_time, Duration::from_millis),
             log_lines: number("APIR_MAX_LOG_LINES", 0)?.unwrap_or(default.log_lines),
             index_check: match text("APIR_INDEX_CHECK") {
                 None => None,

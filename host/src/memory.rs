@@ -7,8 +7,9 @@
 use apir_ggml::abi;
 use apir_ggml::library::{Buffer, Device};
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use thiserror::Error;
-use vm_memory::VolatileSlice;
+use vm_memory::{Bytes, VolatileSlice};
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -250,6 +251,30 @@ impl Mapping {
     }
 }
 
+/// A word that the guest sees.
+#[derive(Debug)]
+pub struct SharedWord {
+    mapping: Mapping,
+    offset: usize,
+}
+
+impl SharedWord {
+    /// The word `offset` bytes into `mapping`; nothing when it does not lie there or is not aligned.
+    #[must_use]
+    pub fn new(mapping: Mapping, offset: usize) -> Option<Self> {
+        let end = offset.checked_add(size_of::<u32>())?;
+        (offset.is_multiple_of(size_of::<u32>()) && end <= mapping.len).then_some(Self { mapping, offset })
+    }
+
+    /// Stores a value, after everything that was written before.
+    pub fn store(&self, value: u32) {
+        // SAFETY: the mapping is readable and writable over its whole length, and this value owns it.
+        let shared = unsafe { VolatileSlice::new(self.mapping.pointer.as_ptr(), self.mapping.len) };
+        // `new` has seen to it that the word is there.
+        let _ = shared.store(value, self.offset, Ordering::Release);
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `system::double` made the mapping, and nobody else has it.
@@ -265,7 +290,7 @@ pub unsafe fn publish(page: *mut u8, reply: &[u8]) {
     // SAFETY: the caller promises the bytes.
     let shared = unsafe { VolatileSlice::new(page, reply.len()) };
     shared.copy_from(reply);
-    std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+    std::sync::atomic::fence(Ordering::Release);
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub mod constants {
     pub const LOAD_LIBRARY_BASE: u32 = 6;
     /// Added to an `InitializeCode` in what the plugin's initialize returns.
     pub const INITIALIZE_BASE: u32 = 6;
+    /// Feature bit of `liveness`: the host changes a word in shared memory as long as it lives.
+    pub const FEATURE_LIVENESS: u64 = 1;
 }
 /// First word of a command, less the Venus offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -347,6 +349,10 @@ pub enum Command {
     BufferFreeBuffer = 21,
     /// Computes the graph in a blob and waits for its end.
     BackendGraphCompute = 22,
+    /// Finds out which features both sides have; a host without any refuses the command.
+    Hello = 1024,
+    /// Has the host count up a word of a blob for as long as it lives; a second one replaces the first.
+    Liveness = 1025,
 }
 impl Command {
     /// Every command in order of the numbers.
@@ -374,6 +380,8 @@ impl Command {
         Self::BufferClear,
         Self::BufferFreeBuffer,
         Self::BackendGraphCompute,
+        Self::Hello,
+        Self::Liveness,
     ];
     /// The command with this number, if there is one.
     #[must_use]
@@ -402,6 +410,8 @@ impl Command {
             20 => Some(Self::BufferClear),
             21 => Some(Self::BufferFreeBuffer),
             22 => Some(Self::BackendGraphCompute),
+            1024 => Some(Self::Hello),
+            1025 => Some(Self::Liveness),
             _ => None,
         }
     }
@@ -437,6 +447,8 @@ impl Command {
             Self::BufferClear => "buffer_clear",
             Self::BufferFreeBuffer => "buffer_free_buffer",
             Self::BackendGraphCompute => "backend_graph_compute",
+            Self::Hello => "hello",
+            Self::Liveness => "liveness",
         }
     }
 }
@@ -1309,6 +1321,82 @@ pub mod messages {
         }
         fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
             Ok(Self { status: decoder.i32()? })
+        }
+    }
+    /// Request of `hello`: finds out which features both sides have; a host without any refuses the command.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct HelloRequest {
+        /// Feature bits of the guest.
+        pub features: u64,
+    }
+    impl Wire for HelloRequest {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.u64(self.features)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self { features: decoder.u64()? })
+        }
+    }
+    impl Request for HelloRequest {
+        const COMMAND: Command = Command::Hello;
+        type Reply = HelloReply;
+    }
+    /// Reply to `hello`.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct HelloReply {
+        /// Feature bits that both sides have.
+        pub features: u64,
+    }
+    impl Wire for HelloReply {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.u64(self.features)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self { features: decoder.u64()? })
+        }
+    }
+    /// Request of `liveness`: has the host count up a word of a blob for as long as it lives; a second one replaces the first.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct LivenessRequest {
+        /// Resource id of the blob.
+        pub res_id: u32,
+        /// Bytes to the 32-bit word, a multiple of 4.
+        pub offset: u64,
+    }
+    impl Wire for LivenessRequest {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.u32(self.res_id)?;
+            encoder.u64(self.offset)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self {
+                res_id: decoder.u32()?,
+                offset: decoder.u64()?,
+            })
+        }
+    }
+    impl Request for LivenessRequest {
+        const COMMAND: Command = Command::Liveness;
+        type Reply = LivenessReply;
+    }
+    /// Reply to `liveness`.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct LivenessReply {
+        /// Milliseconds from one change to the next.
+        pub interval_ms: u32,
+    }
+    impl Wire for LivenessReply {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.u32(self.interval_ms)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self {
+                interval_ms: decoder.u32()?,
+            })
         }
     }
 }

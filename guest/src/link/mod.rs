@@ -3,11 +3,13 @@
 //! A [`Link`] carries commands one way and makes blobs, memory that both sides see. The host answers a command in its
 //! reply blob: it stores the notification word last, and [`wait::until`] watches that word.
 mod memory;
+mod pulse;
 mod socket;
 mod virtgpu;
 pub mod wait;
 
 pub use memory::{Blob, Unref};
+pub use pulse::{Patience, Pulse};
 pub use socket::SocketLink;
 pub use virtgpu::{APIR_CAPSET_VARIABLE, CapsetFound, Findings, RENDER_NODE_VARIABLE, Unusable, VirtgpuLink};
 
@@ -45,6 +47,9 @@ pub trait Link: Send + Sync + Debug {
     /// # Errors
     /// [`LinkError::Lost`] once the host is gone.
     fn check_peer(&self) -> Result<(), LinkError>;
+
+    /// The host's signs of life, by which every wait on this link ends.
+    fn pulse(&self) -> &Pulse;
 }
 
 /// What to do where no server is named.
@@ -96,6 +101,12 @@ pub enum LinkError {
     /// The host is there but did not answer in time.
     #[error("no answer from the apir host within {} ms", .0.as_millis())]
     Timeout(Duration),
+    /// The host counts its word up no more.
+    #[error(
+        "the apir host has given no sign of life for {} ms: it is stopped or hangs; its output may say why",
+        .0.as_millis()
+    )]
+    Silent(Duration),
     /// The host refused a blob; the link lives on.
     #[error("the host refused a blob of {size} bytes: {reason}")]
     Refused {

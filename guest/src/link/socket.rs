@@ -1,5 +1,5 @@
 //! The socket link: virtio-gpu's part played over a unix socket by `apir serve`.
-use super::{Blob, Link, LinkError, Unref};
+use super::{Blob, Link, LinkError, Pulse, Unref};
 use apir_protocol::socket::{
     ClientFrame, MAX_COMMAND, MAX_FRAME, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame,
 };
@@ -18,12 +18,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A server has to start a worker before it says hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// A worker answers between two commands, and one command may compute for long.
+/// A worker answers between two commands, and one command may compute for long. Counts for hosts without a sign of life.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a wait goes on without a look at the host's signs of life.
+const LOOK: Duration = Duration::from_millis(250);
 /// Blobs whose memory could change size would end the program with SIGBUS.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
@@ -38,6 +40,7 @@ struct Connection {
     socket: OwnedFd,
     // Held from a request to its answer: answers carry no number.
     requests: Mutex<()>,
+    pulse: Pulse,
 }
 
 impl SocketLink {
@@ -51,12 +54,12 @@ impl SocketLink {
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
             .map_err(io_error("make a socket"))?;
         connect(socket.as_raw_fd(), &address).map_err(refused)?;
-        let timeout = TimeVal::new(REQUEST_TIMEOUT.as_secs().cast_signed(), 0);
-        setsockopt(&socket, sockopt::SendTimeout, &timeout)
+        let look = TimeVal::new(0, LOOK.as_micros() as i64);
+        setsockopt(&socket, sockopt::SendTimeout, &look)
             .map_err(io_error("set the socket's send timeout"))?;
         // The system's default is a little less than the longest frame and its bookkeeping.
         setsockopt(&socket, sockopt::SndBuf, &MAX_FRAME).map_err(io_error("set the socket's send buffer"))?;
-        let connection = Connection { socket, requests: Mutex::new(()) };
+        let connection = Connection::new(socket);
         match connection.request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?.0 {
             ServerFrame::Hello { version: SOCKET_VERSION } => Ok(Self { connection: Arc::new(connection) }),
             ServerFrame::Hello { version } => {
@@ -112,6 +115,10 @@ impl Link for SocketLink {
             Err(errno) => Err(io_error("poll the socket")(errno)),
         }
     }
+
+    fn pulse(&self) -> &Pulse {
+        &self.connection.pulse
+    }
 }
 
 impl Unref for Connection {
@@ -122,16 +129,25 @@ impl Unref for Connection {
 }
 
 impl Connection {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, requests: Mutex::new(()), pulse: Pulse::default() }
+    }
+
     /// Sends one packet, whole or not at all.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LinkError> {
         let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut patience = self.pulse.wait(Some(REQUEST_TIMEOUT));
         loop {
             let sent =
                 sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &parts, &[], MsgFlags::MSG_NOSIGNAL, None);
             return match sent {
                 Ok(_) => Ok(()),
                 Err(Errno::EINTR) => continue,
-                Err(Errno::EAGAIN) => Err(LinkError::Timeout(REQUEST_TIMEOUT)),
+                // The socket is full: the host takes nothing at the moment.
+                Err(Errno::EAGAIN) => {
+                    patience.check()?;
+                    continue;
+                }
                 Err(errno) => Err(lost_or_io("send to the host", errno)),
             };
         }
@@ -159,15 +175,13 @@ impl Connection {
     }
 
     fn receive(&self, timeout: Duration) -> Result<(ServerFrame, Option<OwnedFd>), LinkError> {
-        let deadline = Instant::now() + timeout;
+        let mut patience = self.pulse.wait(Some(timeout));
+        // Rounded up, so that a short wait does not turn into a spin.
+        let look = PollTimeout::try_from(LOOK.min(timeout).as_millis() + 1).unwrap_or(PollTimeout::MAX);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            // Rounded up, so that the wait does not end early.
-            let millis = left.as_millis() + 1;
             let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-                Ok(0) if left.is_zero() => return Err(LinkError::Timeout(timeout)),
-                Ok(0) | Err(Errno::EINTR) => {}
+            match poll(&mut fds, look) {
+                Ok(0) | Err(Errno::EINTR) => patience.check()?,
                 Ok(_) => break,
                 Err(errno) => return Err(io_error("poll the socket")(errno)),
             }
@@ -253,8 +267,7 @@ mod tests {
     fn pair() -> (SocketLink, OwnedFd) {
         let (socket, server) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
-        let connection = Arc::new(Connection { socket, requests: Mutex::new(()) });
-        (SocketLink { connection }, server)
+        (SocketLink { connection: Arc::new(Connection::new(socket)) }, server)
     }
 
     fn send(server: &OwnedFd, packet: &[u8], memory: Option<&File>) {

@@ -1,7 +1,7 @@
 //! The link over virtio-gpu: the guest kernel's virtio_gpu driver, through a DRM render node.
 //!
 //! The kernel tells neither that the host refused a blob (its mmap fails) nor that the host is gone. Hosts of this project
-//! answer for a worker that died; elsewhere only a deadline ends a wait.
+//! answer for a worker that died, and their plugin counts a word up while it lives; elsewhere only a deadline ends a wait.
 mod drm;
 #[cfg(test)]
 mod fake;
@@ -11,7 +11,7 @@ mod tests;
 
 pub use nodes::{CapsetFound, Findings, Unusable};
 
-use super::{Blob, BlobFailure, Link, LinkError, Route, Unref};
+use super::{Blob, BlobFailure, Link, LinkError, Pulse, Route, Unref};
 use apir_protocol::constants::{BLOB_ALIGN, CAPSET_APIR, VENUS_COMMAND_TYPE_OFFSET};
 use apir_protocol::socket::{BlobRefusal, MAX_BLOB_SIZE, MAX_COMMAND};
 use drm::{Drm, Kernel, Node};
@@ -31,6 +31,7 @@ pub const APIR_CAPSET_VARIABLE: &str = "GGML_REMOTING_USE_APIR_CAPSET";
 pub struct VirtgpuLink {
     node: Arc<dyn Node>,
     command_type_offset: u32,
+    pulse: Pulse,
 }
 
 /// A buffer object of the kernel's, given back on [`Unref::unref`].
@@ -66,7 +67,7 @@ impl VirtgpuLink {
         let node = drm.open(&way.path).map_err(io_error("open the render node"))?;
         node.context_init(way.capset).map_err(io_error("make a context"))?;
         let command_type_offset = if way.capset == CAPSET_APIR { 0 } else { VENUS_COMMAND_TYPE_OFFSET };
-        Ok(Self { node, command_type_offset })
+        Ok(Self { node, command_type_offset, pulse: Pulse::default() })
     }
 }
 
@@ -117,6 +118,10 @@ impl Link for VirtgpuLink {
     /// Always well: the kernel does not tell.
     fn check_peer(&self) -> Result<(), LinkError> {
         Ok(())
+    }
+
+    fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 }
 

@@ -16,13 +16,15 @@ const PEER_CHECK: Duration = Duration::from_millis(1);
 /// Returns once `done` says true.
 ///
 /// # Errors
-/// [`LinkError::Lost`] within a few milliseconds of the host's end, [`LinkError::Timeout`] at `deadline` after the call.
+/// [`LinkError::Lost`] within a few milliseconds of the host's end, [`LinkError::Silent`] once it gives no sign of life any
+/// more; from a host that never gave one [`LinkError::Timeout`] at `deadline` after the call.
 pub fn until(
     link: &dyn Link,
     deadline: Option<Duration>,
     mut done: impl FnMut() -> bool,
 ) -> Result<(), LinkError> {
     let start = Instant::now();
+    let mut patience = link.pulse().wait(deadline);
     if may_spin() {
         while start.elapsed() < SPIN {
             for _ in 0..16 {
@@ -41,9 +43,7 @@ pub fn until(
         }
         let now = Instant::now();
         let elapsed = now - start;
-        if let Some(limit) = deadline.filter(|limit| elapsed >= *limit) {
-            return Err(LinkError::Timeout(limit));
-        }
+        patience.check()?;
         if now - checked >= PEER_CHECK {
             checked = now;
             if let Err(lost) = link.check_peer() {
@@ -93,12 +93,13 @@ impl Drop for FineTimer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Blob;
+    use crate::link::{Blob, Pulse};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[derive(Debug, Default)]
     struct Peer {
         gone: AtomicBool,
+        pulse: Pulse,
     }
 
     impl Link for Peer {
@@ -116,6 +117,9 @@ mod tests {
         }
         fn check_peer(&self) -> Result<(), LinkError> {
             if self.gone.load(Ordering::Relaxed) { Err(LinkError::Lost("test".into())) } else { Ok(()) }
+        }
+        fn pulse(&self) -> &Pulse {
+            &self.pulse
         }
     }
 
@@ -145,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_answer_left_by_a_lost_peer_counts() {
-        let peer = Peer { gone: AtomicBool::new(true) };
+        let peer = Peer { gone: AtomicBool::new(true), pulse: Pulse::default() };
         let start = Instant::now();
         until(&peer, None, || start.elapsed() > Duration::from_millis(1)).unwrap();
     }

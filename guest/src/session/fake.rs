@@ -1,9 +1,9 @@
 //! A host in this process: a link whose commands are answered before `submit` returns.
 #![forbid(unsafe_code)]
 
-use crate::link::{Blob, Link, LinkError, Unref};
+use crate::link::{Blob, Link, LinkError, Pulse, Unref};
 use apir_protocol::codec::{Decoder, Encoder};
-use apir_protocol::command::{Command, CommandType};
+use apir_protocol::command::{Command, CommandType, HandlerCode};
 use apir_protocol::constants::{FORWARD_BASE, HANDSHAKE_MAGIC, REPLY_BLOB_SIZE};
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use apir_protocol::header::{CommandHeader, HEADER_SIZE};
@@ -23,10 +23,14 @@ pub(crate) struct Script {
     pub(crate) handshake: u32,
     /// Answer to the load.
     pub(crate) load: u32,
+    /// Features beyond upstream's commands; without any the host knows upstream's alone.
+    pub(crate) features: u64,
     /// The host is gone.
     pub(crate) gone: bool,
     /// The host is there and answers nothing.
     pub(crate) silent: bool,
+    /// What every command is answered with, code and bytes, in place of an answer.
+    pub(crate) rubbish: Option<(u32, Vec<u8>)>,
     /// Commands to be refused, with the handler's code.
     pub(crate) refused: HashMap<Command, u32>,
     /// The kind of the device.
@@ -53,6 +57,8 @@ pub(crate) struct Script {
     pub(crate) mapped: HashMap<u64, u32>,
     /// The host's own mappings of the blobs.
     pub(crate) blobs: HashMap<u32, Blob>,
+    /// Res id of the blob whose first word is the sign of life.
+    pub(crate) word: Option<u32>,
     /// Res ids given back.
     pub(crate) unreferenced: Vec<u32>,
     next_handle: u64,
@@ -63,8 +69,10 @@ impl Default for Script {
         Self {
             handshake: HANDSHAKE_MAGIC,
             load: 0,
+            features: 0,
             gone: false,
             silent: false,
+            rubbish: None,
             refused: HashMap::new(),
             kind: 1,
             from_ptr: false,
@@ -78,6 +86,7 @@ impl Default for Script {
             buffers: HashMap::new(),
             mapped: HashMap::new(),
             blobs: HashMap::new(),
+            word: None,
             unreferenced: Vec::new(),
             next_handle: 0,
         }
@@ -89,6 +98,7 @@ impl Default for Script {
 pub(crate) struct FakeLink {
     pub(crate) offset: u32,
     host: Arc<Host>,
+    pulse: Pulse,
 }
 
 /// A host that tests and its links share.
@@ -115,7 +125,7 @@ impl FakeLink {
     /// A link, and the host behind it.
     pub(crate) fn new() -> (Box<Self>, Arc<Host>) {
         let host = Arc::<Host>::default();
-        (Box::new(Self { offset: 0, host: host.clone() }), host)
+        (Box::new(Self { offset: 0, host: host.clone(), pulse: Pulse::default() }), host)
     }
 }
 
@@ -152,6 +162,10 @@ impl Link for FakeLink {
     fn check_peer(&self) -> Result<(), LinkError> {
         if self.host.0.lock().unwrap().gone { Err(LinkError::Lost("it left".into())) } else { Ok(()) }
     }
+
+    fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
 }
 
 impl Script {
@@ -159,6 +173,12 @@ impl Script {
         assert!(command.len().is_multiple_of(4));
         let header = CommandHeader::from_bytes(command).unwrap();
         self.types.push(header.type_);
+        if let Some((code, bytes)) = &self.rubbish {
+            let page = &self.blobs[&header.reply_res_id];
+            page.write(4, bytes).unwrap();
+            page.store_word(0, code.wrapping_add(1).max(1));
+            return;
+        }
         let mut reply = vec![0; REPLY_BLOB_SIZE as usize - 4];
         let mut encoder = Encoder::new(&mut reply);
         let code = match CommandType::from_number(header.type_ - offset).unwrap() {
@@ -169,6 +189,11 @@ impl Script {
             CommandType::LoadLibrary => self.load,
             CommandType::Forward => {
                 let number = Command::from_number(header.flags).unwrap();
+                if number == Command::Hello && self.features == 0 {
+                    let page = &self.blobs[&header.reply_res_id];
+                    page.store_word(0, HandlerCode::UnknownCommand.number() + FORWARD_BASE + 1);
+                    return;
+                }
                 self.seen.push(number);
                 let refused = self.refused.get(&number).copied();
                 refused
@@ -191,6 +216,16 @@ impl Script {
             request
         }
         match command {
+            Command::Hello => {
+                let asked: HelloRequest = request(arguments);
+                HelloReply { features: asked.features & self.features }.encode(out)
+            }
+            Command::Liveness => {
+                let asked: LivenessRequest = request(arguments);
+                assert_eq!(asked.offset, 0);
+                self.word = Some(asked.res_id);
+                LivenessReply { interval_ms: 1 }.encode(out)
+            }
             Command::DeviceGetCount => DeviceGetCountReply { count: 1 }.encode(out),
             Command::DeviceGetName => DeviceGetNameReply { name: "Fake".into() }.encode(out),
             Command::DeviceGetDescription => {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod extension;
 #[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]
@@ -21,14 +22,14 @@ use apir_protocol::header::{CommandHeader, HEADER_SIZE};
 use apir_protocol::messages::{DeviceGetPropsReply, DeviceGetPropsRequest};
 use apir_protocol::{Request, Wire};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
 /// Loading a GPU's libraries and starting its driver takes long on a cold machine.
 const LOAD_LIBRARY_DEADLINE: Duration = Duration::from_secs(60);
-/// Environment variable with the milliseconds after which a host that does not answer a command is given up. Without it a
-/// command may compute for ever, as long as the link knows the host to be there.
+/// Environment variable with the milliseconds after which a silent host is given up: 10,000 where it gives signs of life. Where
+/// it gives none, its answer is what counts, and without the variable a command may compute for ever.
 pub const TIMEOUT_VARIABLE: &str = "APIR_TIMEOUT_MS";
 /// Bytes of the notification word in front of a reply.
 const NOTIFICATION_SIZE: usize = 4;
@@ -41,6 +42,7 @@ const WHOLE_REPLY: usize = REPLY_BLOB_SIZE as usize - NOTIFICATION_SIZE;
 pub struct Session {
     // Declared before `link`: blobs go back to the host while it can be told.
     channel: Mutex<Channel>,
+    liveness: Option<Arc<Blob>>,
     link: Box<dyn Link>,
     lost: OnceLock<String>,
     counters: Counters,
@@ -85,6 +87,7 @@ impl Session {
         let mut session = Self::first(link::routes()?)?;
         session.deadline = deadline(std::env::var(TIMEOUT_VARIABLE).ok())?;
         session.load_library()?;
+        session.extend()?;
         Ok(session)
     }
 
@@ -107,8 +110,9 @@ impl Session {
     /// # Errors
     /// [`SessionError::Handshake`], [`SessionError::LoadLibrary`], or the link's failure; each is one line with the fix.
     pub fn open(link: Box<dyn Link>) -> Result<Self, SessionError> {
-        let session = Self::greet(link)?;
+        let mut session = Self::greet(link)?;
         session.load_library()?;
+        session.extend()?;
         Ok(session)
     }
 
@@ -121,6 +125,7 @@ impl Session {
         };
         let session = Self {
             channel: Mutex::new(channel),
+            liveness: None,
             link,
             lost: OnceLock::new(),
             counters: Counters::default(),
@@ -218,6 +223,16 @@ impl Session {
     }
 
     fn call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {
+        self.try_call_on(channel, request).inspect_err(|failed| {
+            // What carries the commands has failed: so would every later one.
+            if matches!(failed, SessionError::Transport { .. }) {
+                let _ = self.lost.set(failed.to_string());
+            }
+        })
+    }
+
+    /// As [`Session::call_on`], for a command that the host may not even carry.
+    fn try_call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {
         let command = R::COMMAND;
         let answer =
             self.exchange(channel, CommandType::Forward, command.number(), self.deadline, |arguments| {
@@ -226,12 +241,7 @@ impl Session {
         match answer.checked_sub(FORWARD_BASE) {
             Some(0) => {}
             Some(code) => return Err(SessionError::Refused { command, code }),
-            // What carries the commands has failed: so would every later one.
-            None => {
-                let failed = SessionError::Transport { command, code: answer };
-                let _ = self.lost.set(failed.to_string());
-                return Err(failed);
-            }
+            None => return Err(SessionError::Transport { command, code: answer }),
         }
         let (reply, taken) = channel.reply::<R::Reply>(command)?;
         self.count_bytes(taken);

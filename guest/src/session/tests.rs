@@ -1,5 +1,6 @@
 use super::fake::{FakeLink, Host};
 use super::*;
+use crate::link::Pulse;
 use apir_protocol::command::InitializeCode;
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::handle::BufferTypeHandle;
@@ -20,8 +21,8 @@ fn opening_shakes_hands_and_loads() {
     let (session, host) = open();
     assert_eq!(session.host_version(), (0, 1));
     assert_eq!(session.transport(), "fake");
-    assert_eq!(host.0.lock().unwrap().types, [0, 1]);
-    assert_eq!(session.statistics(), Statistics { calls: 2, bytes: 32, graph_computes: 0 });
+    assert_eq!(host.0.lock().unwrap().types, [0, 1, 2]);
+    assert_eq!(session.statistics(), Statistics { calls: 3, bytes: 52, graph_computes: 0 });
     drop(session);
     assert_eq!(host.0.lock().unwrap().unreferenced, [1, 2]);
 }
@@ -32,7 +33,7 @@ fn command_types_carry_the_links_offset() {
     link.offset = 331;
     let session = Session::open(link).unwrap();
     session.device_get_count(&DeviceGetCountRequest {}).unwrap();
-    assert_eq!(host.0.lock().unwrap().types, [331, 332, 333]);
+    assert_eq!(host.0.lock().unwrap().types, [331, 332, 333, 333]);
 }
 
 #[test]
@@ -142,6 +143,9 @@ fn a_silent_host_is_lost_after_the_handshakes_deadline() {
         fn check_peer(&self) -> Result<(), LinkError> {
             Ok(())
         }
+        fn pulse(&self) -> &Pulse {
+            self.0.pulse()
+        }
     }
     let error = Session::open(Box::new(Silent(FakeLink::new().0))).unwrap_err();
     assert!(error.to_string().contains("2000 ms"), "{error}");
@@ -196,6 +200,83 @@ fn a_host_that_falls_silent_is_lost_at_the_environments_deadline() {
     let error = session.device_get_count(&DeviceGetCountRequest {}).unwrap_err();
     assert!(matches!(error, SessionError::Lost(_)) && error.to_string().contains("30 ms"), "{error}");
     assert!(session.is_lost());
+}
+
+/// A session that watches its host's word, and gives the host up after `limit` of silence.
+fn watching(limit: Duration) -> (Session, Arc<Host>) {
+    let (link, host) = FakeLink::new();
+    host.0.lock().unwrap().features = u64::MAX;
+    let mut session = Session::greet(link).unwrap();
+    session.deadline = Some(limit);
+    session.load_library().unwrap();
+    session.extend().unwrap();
+    assert_eq!(host.0.lock().unwrap().seen, [Command::Hello, Command::Liveness]);
+    (session, host)
+}
+
+#[test]
+fn t20_a_living_host_may_take_its_time_and_a_silent_one_may_not() {
+    let limit = Duration::from_millis(300);
+    let (session, host) = watching(limit);
+    host.0.lock().unwrap().silent = true;
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| session.device_get_count(&DeviceGetCountRequest {}));
+        for beat in 1..=100 {
+            let script = host.0.lock().unwrap();
+            script.blobs[&script.word.unwrap()].store_word(0, beat);
+            drop(script);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!call.is_finished());
+        let error = call.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("no sign of life for 300 ms"), "{error}");
+    });
+    assert!(start.elapsed() >= 4 * limit);
+    assert!(session.is_lost());
+}
+
+#[test]
+fn t20_an_answer_that_comes_late_is_nobodys() {
+    let (session, host) = watching(Duration::from_millis(20));
+    host.0.lock().unwrap().silent = true;
+    session.device_get_count(&DeviceGetCountRequest {}).unwrap_err();
+    let mut script = host.0.lock().unwrap();
+    script.silent = false;
+    script.blobs[&1].store_word(0, FORWARD_BASE + 1);
+    drop(script);
+    let error = session.device_get_count(&DeviceGetCountRequest {}).unwrap_err();
+    assert!(matches!(error, SessionError::Lost(_)), "{error}");
+}
+
+#[test]
+fn t20_a_host_without_room_for_the_word_is_not_watched() {
+    let (link, host) = FakeLink::new();
+    host.0.lock().unwrap().features = u64::MAX;
+    host.0.lock().unwrap().refuse_blobs = true;
+    let session = Session::open(link).unwrap();
+    assert!(session.liveness.is_none());
+    session.device_get_count(&DeviceGetCountRequest {}).unwrap();
+}
+
+proptest::proptest! {
+    #[test]
+    fn t20_rubbish_in_the_reply_is_an_error_or_a_value(
+        code in proptest::prop_oneof![proptest::strategy::Just(FORWARD_BASE), proptest::num::u32::ANY],
+        page in proptest::collection::vec(proptest::num::u8::ANY, 0..600),
+    ) {
+        let (session, host) = open();
+        host.0.lock().unwrap().rubbish = Some((code, page));
+        let _ = session.device_get_count(&DeviceGetCountRequest {});
+        let _ = session.device_get_name(&DeviceGetNameRequest {});
+        let _ = session.properties();
+        let _ = session.graph_compute(&[0; 8]);
+        let mut out = [0; 9];
+        let _ = session.get_tensor(BufferHandle(1), &TensorRecord::default(), 0, &mut out);
+        let lost = session.is_lost();
+        host.0.lock().unwrap().rubbish = None;
+        proptest::prop_assert_eq!(session.device_get_count(&DeviceGetCountRequest {}).is_err(), lost);
+    }
 }
 
 #[test]
@@ -263,5 +344,5 @@ fn eight_threads_get_their_own_replies() {
             });
         }
     });
-    assert_eq!(session.statistics().calls, 2 + 8 * (1 + 4 * 250));
+    assert_eq!(session.statistics().calls, 3 + 8 * (1 + 4 * 250));
 }

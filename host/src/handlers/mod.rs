@@ -8,9 +8,14 @@ mod transfer;
 use crate::context::Context;
 use crate::error::CommandError;
 use crate::generated::Handlers;
-use crate::memory::HostBuffer;
+use crate::liveness::{Heart, INTERVAL};
+use crate::memory::{HostBuffer, SharedWord};
+use apir_protocol::constants::FEATURE_LIVENESS;
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::messages::*;
+
+/// What this host offers beyond upstream's commands.
+const FEATURES: u64 = FEATURE_LIVENESS;
 
 impl Handlers for Context {
     fn device_get_device_count(
@@ -214,5 +219,19 @@ impl Handlers for Context {
     ) -> Result<BackendGraphComputeReply, CommandError> {
         let status = self.graph_compute(&request)?;
         Ok(BackendGraphComputeReply { status: status.number() })
+    }
+
+    fn hello(&mut self, request: HelloRequest) -> Result<HelloReply, CommandError> {
+        Ok(HelloReply { features: request.features & FEATURES })
+    }
+
+    fn liveness(&mut self, request: LivenessRequest) -> Result<LivenessReply, CommandError> {
+        let LivenessRequest { res_id, offset } = request;
+        let end = offset.saturating_add(size_of::<u32>() as u64);
+        let mapping = self.blobs.view(res_id, end)?.keep()?;
+        let at = usize::try_from(offset).ok();
+        let word = at.and_then(|at| SharedWord::new(mapping, at)).ok_or(CommandError::Unaligned(offset))?;
+        self.heart = Some(Heart::start(word, self.activity.clone(), self.limits.command_time)?);
+        Ok(LivenessReply { interval_ms: u32::try_from(INTERVAL.as_millis()).unwrap_or(u32::MAX) })
     }
 }

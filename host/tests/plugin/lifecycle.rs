@@ -63,6 +63,8 @@ fn every_request(guest: &mut Guest) -> Vec<(Command, Vec<u8>)> {
                 let size = graph.len() as u64;
                 Guest::encode(&BackendGraphComputeRequest { res_id: guest.blob(&graph), size })
             }
+            Command::Hello => Guest::encode(&HelloRequest { features: u64::MAX }),
+            Command::Liveness => Guest::encode(&LivenessRequest { res_id, offset: 4 }),
         };
         requests.push((*command, bytes));
     }

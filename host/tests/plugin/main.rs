@@ -12,5 +12,6 @@ mod indices;
 mod kernels;
 mod lifecycle;
 mod limits;
+mod liveness;
 mod scene;
 mod transfers;

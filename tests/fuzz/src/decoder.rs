@@ -36,6 +36,8 @@ pub fn run(input: &[u8]) {
         Command::BufferClear => both::<BufferClearRequest>(bytes),
         Command::BufferFreeBuffer => both::<BufferFreeBufferRequest>(bytes),
         Command::BackendGraphCompute => both::<BackendGraphComputeRequest>(bytes),
+        Command::Hello => both::<HelloRequest>(bytes),
+        Command::Liveness => both::<LivenessRequest>(bytes),
     }
 }
 

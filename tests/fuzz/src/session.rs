@@ -75,6 +75,8 @@ pub enum Call {
     Clear(Handle, u8),
     Free(Handle),
     Compute(Blob, Size),
+    Hello(u64),
+    Liveness(Blob, Size),
 }
 
 /// A handle that a guest sends.

@@ -78,6 +78,8 @@ fn every_call() -> Vec<Call> {
         Call::Clear(Handle::Live(0), 1),
         Call::Free(Handle::Live(1)),
         Call::Compute(Blob::Live(1), fitting),
+        Call::Hello(u64::MAX),
+        Call::Liveness(Blob::Live(0), fitting),
     ]
 }
 
@@ -151,13 +153,16 @@ pub(super) fn all() -> Seeds {
         "s18_unknown",
         calls(vec![
             Call::Compute(Blob::Raw(999), Size::Small(640)),
+            Call::Liveness(Blob::Raw(999), Size::Small(0)),
+            Call::Liveness(Blob::Live(0), Size::Small(2)),
+            Call::Liveness(Blob::Live(0), Size::Raw(u64::MAX)),
             Call::Get(Transfer { blob: Blob::Raw(999), ..moved(4) }),
         ]),
     );
     let shared =
         [Step::Call(shared(Size::Fitting)), Step::DropBlob(0), Step::Call(Call::Clear(Handle::Live(1), 3))];
     add("s18_dropped", [&shared[..], &[Step::Call(Call::Free(Handle::Live(1)))]].concat());
-    let cut = every_call().into_iter().enumerate().map(|(at, call)| Step::Cut(call, at as u8 * 11));
+    let cut = every_call().into_iter().enumerate().map(|(at, call)| Step::Cut(call, at as u8 * 10));
     add("s19_cut", cut.collect());
     let more = every_call().into_iter().map(|call| Step::Trailing(call, vec![0xff; 9]));
     add("s19_trailing", [graph("honest_square")].into_iter().chain(more).collect());

@@ -301,6 +301,11 @@ impl Player {
                 let (res_id, len) = self.blob(*blob);
                 bytes(&BackendGraphComputeRequest { res_id, size: amount(*size, len) })
             }
+            Call::Hello(features) => bytes(&HelloRequest { features: *features }),
+            Call::Liveness(blob, offset) => {
+                let (res_id, len) = self.blob(*blob);
+                bytes(&LivenessRequest { res_id, offset: amount(*offset, len.saturating_sub(4)) })
+            }
         }
     }
 
