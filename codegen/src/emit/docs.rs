@@ -67,8 +67,7 @@ fn shown(field: &Field) -> &str {
 }
 
 fn details(text: &mut String, command: &Command) {
-    let documented = |fields: &[Field]| fields.iter().any(|field| !field.doc.is_empty());
-    if !documented(&command.request) && !documented(&command.reply) {
+    if command.request.is_empty() && command.reply.is_empty() {
         return;
     }
     let _ = writeln!(
