@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::File;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 
@@ -23,11 +23,23 @@ pub fn start() {
     };
 }
 
+/// Lines that ggml may write in a second: more than it has to say at its start, and it may say one for each command.
+const GGML_LINES: u64 = 100;
+
 /// Takes over a line of ggml's.
 pub fn from_ggml(level: i32, text: &str) {
+    static BUDGET: LazyLock<Mutex<LogBudget>> =
+        LazyLock::new(|| Mutex::new(LogBudget::new(Instant::now(), GGML_LINES)));
     let text = text.trim_end();
+    if text.is_empty() {
+        return;
+    }
+    match BUDGET.lock().unwrap_or_else(PoisonError::into_inner).ask(Instant::now()) {
+        Verdict::Suppress => return,
+        Verdict::Write { suppressed: 0 } => {}
+        Verdict::Write { suppressed } => tracing::warn!("ggml: {suppressed} lines suppressed"),
+    }
     match level {
-        _ if text.is_empty() => {}
         4 => tracing::error!("ggml: {text}"),
         3 => tracing::warn!("ggml: {text}"),
         2 => tracing::info!("ggml: {text}"),
