@@ -19,6 +19,16 @@ pub fn rss_anon_kib(pid: u32) -> Result<u64, Error> {
         .ok_or_else(|| Error::Unexpected(format!("{} has no RssAnon", path.display())))
 }
 
+/// Bytes of a process's address space that are mapped.
+pub fn address_space(pid: u32) -> Result<u64, Error> {
+    let path = proc(pid, "status");
+    let text = fs::read_to_string(&path).at("read", &path)?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse::<u64>().ok())
+        .map(|kib| kib << 10)
+        .ok_or_else(|| Error::Unexpected(format!("{} has no VmSize", path.display())))
+}
+
 /// How many mappings a process has.
 pub fn mapping_count(pid: u32) -> Result<usize, Error> {
     let path = proc(pid, "maps");

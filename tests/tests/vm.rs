@@ -20,6 +20,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How long a program may take to end after its worker is gone.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
+/// The same for a worker that is silent, for ten seconds at first.
+const SILENCE_LIMIT: Duration = Duration::from_secs(90);
+
 const TOKENS: u32 = 16;
 
 struct Pieces {
@@ -108,6 +111,23 @@ fn a_killed_worker(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
     check_remote(&guest.run(&pieces.program().command(&["compute"]), LIMIT)?.success()?)
 }
 
+/// A worker that is stopped ends its program too, and the machine runs on meanwhile.
+fn a_stopped_worker(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
+    let victim = pieces.repeat(guest, "1000000000")?;
+    let workers = guest.workers();
+    check(workers.len() == 1, || format!("the workers are {workers:?}"))?;
+    process::signal(workers[0], Signal::SIGSTOP)?;
+    check_remote(&guest.run(&pieces.program().command(&["compute"]), LIMIT)?.success()?)?;
+    let output = victim.wait(SILENCE_LIMIT)?;
+    check(output.status.signal().is_none() && !output.status.success(), || {
+        format!("it ended with {}:\n{}", output.status, output.stderr)
+    })?;
+    check(output.stderr.contains("no sign of life"), || output.stderr.clone())?;
+    check(process::wait_until(END_LIMIT, || !process::is_alive(workers[0])), || {
+        "the stopped worker outlives its program".to_owned()
+    })
+}
+
 #[test]
 #[ignore = "needs a virtual machine: cargo xtask test runs it"]
 fn programs_in_a_machine() -> Result<(), Error> {
@@ -119,6 +139,7 @@ fn programs_in_a_machine() -> Result<(), Error> {
     steps.check("a small model", || generation(&pieces, &guest, &reference));
     steps.check("a killed program leaves the other computing", || a_killed_program(&pieces, &guest));
     steps.check("a killed worker ends its program only", || a_killed_worker(&pieces, &guest));
+    steps.check("a stopped worker ends its program only", || a_stopped_worker(&pieces, &guest));
     steps.check("the machine ends as it should", || guest.stop()?.success().map(drop));
     steps.finish()
 }

@@ -41,7 +41,7 @@ const PLAN: &[(&[Milestone], &[&str])] = &[
         &[Milestone::Libraries],
         &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", RUTABAGA, SEEDS],
     ),
-    (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed"]),
+    (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed", "faults"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
     (&[Milestone::Models], &["models"]),

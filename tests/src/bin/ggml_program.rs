@@ -7,6 +7,7 @@
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use apir_tests::Error;
 use apir_tests::error::check;
@@ -53,6 +54,23 @@ enum Work {
         #[arg(long)]
         count: usize,
     },
+    /// Computes one graph for a time and tells how long a computation takes
+    Latency {
+        #[arg(long, default_value_t = SIDE)]
+        side: usize,
+        #[arg(long)]
+        seconds: u64,
+    },
+    /// Tries to make buffers, and computes afterwards
+    Allocate {
+        #[arg(long)]
+        count: usize,
+        #[arg(long, default_value_t = 4096)]
+        size: usize,
+        /// Leave the computation out
+        #[arg(long)]
+        only: bool,
+    },
     /// Calls from several threads at once
     Threads {
         #[arg(long)]
@@ -92,6 +110,11 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         Work::Compute => compute(device),
         Work::Repeat { warm_up, count } => repeat(device, warm_up, count),
         Work::Buffers { warm_up, count } => buffers(device, warm_up, count),
+        Work::Latency { side, seconds } => latency(device, side, Duration::from_secs(seconds)),
+        Work::Allocate { count, size, only } => {
+            allocate(device, count, size)?;
+            if only { Ok(()) } else { compute(device) }
+        }
         Work::Threads { threads, rounds } => all_threads(device, threads, rounds),
     }
 }
@@ -158,6 +181,39 @@ fn buffers(device: &Device<'_>, warm_up: usize, count: usize) -> Result<(), Erro
     pause("ready");
     rounds(count)?;
     pause("done");
+    Ok(())
+}
+
+fn latency(device: &Device<'_>, side: usize, time: Duration) -> Result<(), Error> {
+    let calculation = device.calculation(side)?;
+    calculation.set_inputs(1)?;
+    pause("ready");
+    let start = Instant::now();
+    let mut taken = Vec::new();
+    while taken.is_empty() || start.elapsed() < time {
+        let begun = Instant::now();
+        calculation.compute()?;
+        taken.push(begun.elapsed());
+    }
+    calculation.check_inputs(1)?;
+    calculation.check_result(1)?;
+    taken.sort_unstable();
+    let percentile = |part: usize| taken[(taken.len() - 1) * part / 100].as_micros();
+    tell(&json!({
+        "event": "latency",
+        "computations": taken.len(),
+        "p50_us": percentile(50),
+        "p99_us": percentile(99),
+        "most_us": percentile(100),
+    }));
+    Ok(())
+}
+
+fn allocate(device: &Device<'_>, count: usize, size: usize) -> Result<(), Error> {
+    pause("ready");
+    let buffers: Vec<_> = (0..count).map(|_| device.buffer(size).ok()).collect();
+    let made: Vec<_> = buffers.iter().map(Option::is_some).collect();
+    tell(&json!({ "event": "allocated", "made": made }));
     Ok(())
 }
 
