@@ -150,7 +150,7 @@ fn a_worker_that_does_not_stop_is_killed() {
     let start = Instant::now();
     assert_eq!(server.stop(Signal::SIGTERM).code(), Some(0));
     assert!(start.elapsed() < Duration::from_secs(10));
-    assert!(server.has_line("killed"));
+    server.wait_for_line("killed");
 }
 
 #[test]
