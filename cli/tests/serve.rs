@@ -83,7 +83,7 @@ fn a_killed_worker_is_noticed_at_once_and_is_its_clients_alone() {
     let others = server.workers();
     let guest = Guest::ready(&server);
     let worker = *server.workers().iter().find(|pid| !others.contains(pid)).unwrap();
-    // The median of several would need several workers: the bound has room for a busy machine.
+    // A few milliseconds; the bound has room for a busy machine, and none for a wait that only a deadline ends.
     let (lost, after) = std::thread::scope(|scope| {
         guest.submit(2, 6, &[60_000]).unwrap();
         let waiting = scope.spawn(|| {
@@ -98,7 +98,7 @@ fn a_killed_worker_is_noticed_at_once_and_is_its_clients_alone() {
     });
     println!("noticed after {after:?}");
     assert!(matches!(lost, Err(LinkError::Lost(_))), "{lost:?}");
-    assert!(after < Duration::from_millis(100), "{after:?}");
+    assert!(after < Duration::from_secs(5), "{after:?}");
     assert!(matches!(guest.submit(2, 1, &[]), Err(LinkError::Lost(_))));
     assert!(matches!(guest.link.create_blob(1), Err(LinkError::Lost(_))));
     server.wait_for_line("ended with signal: 9 (SIGKILL)");
