@@ -18,6 +18,9 @@ pub struct Cache {
     root: PathBuf,
 }
 
+/// Folders of unfinished pieces begin so.
+const PART: &str = "part-";
+
 /// Holds the cache for one process; given up when dropped.
 #[derive(Debug)]
 pub struct CacheLock {
@@ -69,7 +72,18 @@ impl Cache {
         file.rewind().at("write", &path)?;
         file.set_len(0).at("write", &path)?;
         write!(file, "{}", std::process::id()).at("write", &path)?;
+        self.sweep()?;
         Ok(CacheLock { _file: file })
+    }
+
+    /// Removes what an interrupted xtask has left unfinished; only for who holds the lock.
+    fn sweep(&self) -> Result<(), Error> {
+        for entry in fs::read_dir(&self.root).at("list", &self.root)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PART) {
+                fs::remove_dir_all(entry.path()).at("remove", &entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// A path inside the cache.
@@ -114,7 +128,7 @@ impl Cache {
 
     /// A fresh folder in the cache, so that a finished piece can be renamed to its place.
     pub fn scratch(&self) -> Result<tempfile::TempDir, Error> {
-        tempfile::Builder::new().prefix("part-").tempdir_in(&self.root).at("create a folder in", &self.root)
+        tempfile::Builder::new().prefix(PART).tempdir_in(&self.root).at("create a folder in", &self.root)
     }
 }
 
@@ -187,6 +201,19 @@ mod tests {
         assert_eq!(fs::read_to_string(cache.path("lock")).unwrap(), std::process::id().to_string());
         drop(held);
         cache.lock(&ui).unwrap();
+    }
+
+    #[test]
+    fn what_was_left_unfinished_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path().to_owned()).unwrap();
+        let left = cache.scratch().unwrap().keep();
+        fs::write(left.join("half"), "half").unwrap();
+        fs::create_dir(cache.path("models")).unwrap();
+        let held = cache.lock(&Ui::new()).unwrap();
+        assert!(!left.exists() && cache.path("models").exists());
+        assert!(cache.scratch().unwrap().path().exists());
+        drop(held);
     }
 
     #[test]
