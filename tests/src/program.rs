@@ -66,10 +66,17 @@ struct State {
 }
 
 impl Program {
-    /// The program at `path`, cut off from the variables that choose a host.
+    /// The program at `path`, cut off from the variables that choose a host and how it is used.
     pub fn new(path: &Path) -> Self {
         let mut command = Command::new(path);
-        for name in ["APIR_SOCKET", "APIR_STATS", "GGML_BACKEND_PATH"] {
+        for name in [
+            "APIR_SOCKET",
+            "APIR_RENDER_NODE",
+            "GGML_REMOTING_USE_APIR_CAPSET",
+            "APIR_TIMEOUT_MS",
+            "APIR_STATS",
+            "GGML_BACKEND_PATH",
+        ] {
             command.env_remove(name);
         }
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
