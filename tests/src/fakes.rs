@@ -15,9 +15,6 @@ const EMPTY: &str = "int apir_tests_nothing;";
 /// ggml's CPU backend as a GPU.
 const GPU: &str = include_str!("fakes/gpu.c");
 
-/// ggml's CPU backend with a fault.
-const FAULTY: &str = include_str!("fakes/faulty.c");
-
 /// A plugin that answers noise.
 const RUBBISH: &str = include_str!("fakes/rubbish.c");
 
@@ -44,30 +41,16 @@ pub fn future_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error>
     compile(folder, "libfuture.so", FUTURE, llama)
 }
 
-/// ggml's CPU backend as a GPU, for ggml's own headers in `source` and its libraries.
+/// ggml's CPU backend as a GPU, for ggml's own headers in `source` and its libraries. It has the fault that the variable
+/// APIR_TEST_FAULT names, if that is set.
 pub fn gpu_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
-    over_cpu(folder, "libgpu.so", GPU, llama, source)
-}
-
-/// ggml's CPU backend with the fault that the variable APIR_TEST_FAULT names; compiled as [`gpu_library`].
-pub fn faulty_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
-    over_cpu(folder, "libfaulty.so", FAULTY, llama, source)
+    let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
+    compile_with(folder, "libgpu.so", GPU, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
 }
 
 /// An APIR plugin that answers every command with success and noise.
 pub fn rubbish_plugin(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error> {
     compile(folder, "librubbish.so", RUBBISH, llama)
-}
-
-fn over_cpu(
-    folder: &Path,
-    name: &str,
-    text: &str,
-    llama: &LlamaDir,
-    source: &Path,
-) -> Result<PathBuf, Error> {
-    let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
-    compile_with(folder, name, text, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
 }
 
 /// What loads every backend into a program that does not, when `LD_PRELOAD` names it.

@@ -35,7 +35,7 @@ impl Pieces {
 
     /// Our plugin in front of ggml's CPU backend with a fault.
     fn faulty(&self, fault: &str) -> Result<Serve, Error> {
-        let library = fakes::faulty_library(self.folder.path(), &self.llama, &peers::llama_source()?)?;
+        let library = fakes::gpu_library(self.folder.path(), &self.llama, &peers::llama_source()?)?;
         Ok(Serve::new(&self.dist, &library).env("APIR_TEST_FAULT", fault))
     }
 
