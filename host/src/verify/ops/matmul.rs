@@ -17,14 +17,19 @@ fn is_hadamard(n: &Node<'_>) -> bool {
     n.p(1) == 1
 }
 
-/// Whether CPU kernels multiply a with b as it is, or turn b into what they multiply with.
+/// Whether CPU kernels multiply a with b as it is, or turn F32 into what they multiply with.
 fn multiplies(n: &Node<'_>) -> bool {
     let b = n.s(1).type_();
-    match dot_type(n.s(0).type_()) {
-        None => false,
-        Some(F32) => matches!(b, F32) || matches!(b, F16 | BF16) && n.target.modern,
-        Some(dot) => b == F32 || b == dot,
-    }
+    dot_type(n.s(0).type_()).is_some_and(|dot| b == F32 || b == dot)
+}
+
+/// Whether a kernel that multiplies with F32 also turns b into it.
+fn widens(n: &Node<'_>) -> bool {
+    n.target.modern && dot_type(n.s(0).type_()) == Some(F32) && matches!(n.s(1).type_(), F16 | BF16)
+}
+
+fn has_types(n: &Node<'_>, multiplies: bool) -> bool {
+    n.t() == F32 && n.on_cpu(multiplies) && n.s(1).type_() != I32
 }
 
 /// Bytes of b as what a is multiplied with.
@@ -40,10 +45,6 @@ fn is_precision(value: i64) -> bool {
     matches!(value, 0 | 10 | 15 | 20 | 30 | 40)
 }
 
-const TYPES: Clause =
-    must("the result is F32; on a CPU, a has a dot product, and b is F32 or the type of it", |n| {
-        n.t() == F32 && n.on_cpu(multiplies(n)) && n.s(1).type_() != I32
-    });
 const PACKED: Clause =
     must("the rows of a and b are packed", |n| n.s(0).has_packed_rows() && n.s(1).has_packed_rows());
 const ROW_LENGTH: Clause =
@@ -57,7 +58,10 @@ pub const RULES: &[OpRule] = &[
         sources: &[need("a"), need("b")],
         params: &["precision", "hint", "", "precision of b"],
         clauses: &[
-            TYPES,
+            must(
+                "the result is F32; on a CPU, a has a dot product, and b is F32 or the type of it; F16 or BF16 too where that is F32",
+                |n| has_types(n, multiplies(n) || widens(n)),
+            ),
             PACKED,
             ROW_LENGTH,
             must("a's third and fourth dimension divide b's", |n| {
@@ -87,7 +91,9 @@ pub const RULES: &[OpRule] = &[
         params: &["precision", "", "", "precision of b"],
         reads: &[Read::Index { source: 2, below: "the matrices of a", bound: |n| n.s(0).ne()[2] }],
         clauses: &[
-            TYPES,
+            must("the result is F32; on a CPU, a has a dot product, and b is F32 or the type of it", |n| {
+                has_types(n, multiplies(n))
+            }),
             must("ids is I32", |n| n.s(2).type_() == I32),
             PACKED,
             ROW_LENGTH,

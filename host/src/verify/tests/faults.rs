@@ -209,6 +209,10 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
         *source(c, 0) = f(&[64, 8]);
         c.d.op_params[1] = 1;
     }),
+    ("MUL_MAT_ID", "b that only MUL_MAT widens", "result is F32", |c| {
+        retype(source(c, 0), F32);
+        retype(source(c, 1), F16);
+    }),
     ("MUL_MAT_ID", "smaller result", "a row for each id", |c| reshape(&mut c.d, &[8, 1, 3])),
     ("MUL_MAT_ID", "fewer matrices of b", "for each of b's matrices", |c| reshape(source(c, 1), &[64, 1, 2])),
     ("MUL_MAT_ID", "no rows of b", "no source without", |c| reshape(source(c, 1), &[64, 0, 3])),
@@ -445,7 +449,11 @@ fn an_older_ggml_gets_only_what_it_has() {
     let rules = super::RuleBook::new(&OpTable::from_names(super::OPS), old, true, 4);
     let refused: Vec<_> =
         cases().into_iter().filter(|case| case.check(&rules).is_err()).map(|case| case.op).collect();
-    assert_eq!(refused, ["GLU", "DSV4_HC_PRE"], "SWIGLU_CLAMP and the gated kind came later");
+    assert_eq!(
+        refused,
+        ["GLU", "MUL_MAT", "DSV4_HC_PRE"],
+        "SWIGLU_CLAMP, halves widened and the gated kind came later"
+    );
     let without = case("DSV4_HC_POST").with(|case| case.sources[3] = None);
     assert!(without.check(&rules).is_err());
     assert_eq!(without.check(&super::rules()), Ok(()));
