@@ -1,18 +1,22 @@
 //! Records the graphs of a program: a server of the socket link that keeps what it is told to compute.
 //!
 //! `record OUT EACH PROGRAM [ARGUMENT]...` runs the program with the guest's library of `APIR_DIST` and ggml's of `APIR_LLAMA_DIR`, and writes to
-//! the archive OUT the EACH smallest graphs of every sequence of operations.
+//! the archive OUT the EACH smallest graphs of every sequence of operations. With EACH 0 it writes the first commands to OUT, as a session.
 #![allow(missing_docs)]
 #![forbid(unsafe_code)]
 
 use apir_fuzz::graph::Graph;
 use apir_fuzz::guest::library;
+use apir_fuzz::input::Input;
 use apir_fuzz::recorded::{pack, sizes};
+use apir_fuzz::session::Transcript;
 use apir_protocol::Wire;
 use apir_protocol::codec::Decoder;
 use apir_protocol::command::{Command as Number, CommandType};
 use apir_protocol::header::CommandHeader;
-use apir_protocol::messages::BackendGraphComputeRequest;
+use apir_protocol::messages::{
+    BackendGraphComputeRequest, BufferGetTensorRequest, BufferSetTensorRequest, DeviceBufferFromPtrRequest,
+};
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen,
@@ -31,8 +35,16 @@ use virglrenderer::{Config, Context};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The graphs so far, by their operations.
-type Found = Arc<Mutex<BTreeMap<Vec<u32>, Vec<Graph>>>>;
+/// What a program has sent.
+#[derive(Debug, Default)]
+struct Record {
+    /// Graphs by their operations.
+    graphs: BTreeMap<Vec<u32>, Vec<Graph>>,
+    /// The commands.
+    transcript: Transcript,
+}
+
+type Found = Arc<Mutex<Record>>;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
@@ -65,11 +77,15 @@ fn main() -> Result<()> {
         .env("GGML_BACKEND_PATH", dist.join("libggml-virtgpu.so"))
         .status()?;
     eprintln!("the program ended with {status}");
-    let graphs: Vec<_> =
-        found.lock().unwrap_or_else(PoisonError::into_inner).values().flatten().cloned().collect();
-    let archive = pack(&graphs);
-    eprintln!("{} graphs in {} bytes", graphs.len(), archive.len());
-    Ok(std::fs::write(out, archive)?)
+    let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+    let graphs: Vec<_> = found.graphs.values().flatten().cloned().collect();
+    let session = found.transcript.session();
+    let (what, count, bytes) = match each {
+        0 => ("steps", session.steps.len(), session.store()),
+        _ => ("graphs", graphs.len(), pack(&graphs)),
+    };
+    eprintln!("{count} {what} in {} bytes", bytes.len());
+    Ok(std::fs::write(out, bytes)?)
 }
 
 fn serve(client: &OwnedFd, id: u32, plugin: PathBuf, each: usize, found: &Found) -> Result<()> {
@@ -99,10 +115,11 @@ fn serve(client: &OwnedFd, id: u32, plugin: PathBuf, each: usize, found: &Found)
             }
             ClientFrame::Submit { command } => {
                 let at = len - command.len();
-                if let Some(graph) = graph_of(command, &blobs) {
-                    keep(graph, each, found);
-                }
+                let told = Told::of(command, &blobs);
                 context.submit(&mut packet[at..])?;
+                if let Some(told) = told {
+                    told.keep(each, &blobs, found);
+                }
             }
             ClientFrame::Attach { .. } => return Err("a client that makes blobs".into()),
         }
@@ -119,27 +136,68 @@ fn send(client: &OwnedFd, frame: ServerFrame, memory: Option<&OwnedFd>) -> Resul
     Ok(())
 }
 
-/// The graph that a command tells to compute.
-fn graph_of(command: &[u8], blobs: &HashMap<u32, File>) -> Option<Graph> {
-    let header = CommandHeader::from_bytes(command).ok()?;
-    if header.type_ != CommandType::Forward.number() || header.flags != Number::BackendGraphCompute.number() {
-        return None;
+/// A forwarded command.
+#[derive(Debug)]
+struct Told {
+    number: u32,
+    request: Vec<u8>,
+    reply: u32,
+    /// What the blob holds that the request names.
+    blob: Option<Vec<u8>>,
+}
+
+impl Told {
+    fn of(command: &[u8], blobs: &HashMap<u32, File>) -> Option<Self> {
+        let header = CommandHeader::from_bytes(command).ok()?;
+        if header.type_ != CommandType::Forward.number() {
+            return None;
+        }
+        let request = command.get(12..)?.to_vec();
+        let res_id = match Number::from_number(header.flags)? {
+            Number::BackendGraphCompute => decode::<BackendGraphComputeRequest>(&request)?.res_id,
+            Number::BufferSetTensor => decode::<BufferSetTensorRequest>(&request)?.res_id,
+            Number::BufferGetTensor => decode::<BufferGetTensorRequest>(&request)?.res_id,
+            Number::DeviceBufferFromPtr => decode::<DeviceBufferFromPtrRequest>(&request)?.res_id,
+            _ => 0,
+        };
+        let blob = blobs.get(&res_id).and_then(read);
+        Some(Self { number: header.flags, request, reply: header.reply_res_id, blob })
     }
-    let request = BackendGraphComputeRequest::decode(&mut Decoder::new(command.get(12..)?)).ok()?;
-    let mut bytes = vec![0; usize::try_from(request.size).ok()?];
-    blobs.get(&request.res_id)?.read_exact_at(&mut bytes, 0).ok()?;
-    Graph::from_blob(&bytes)
+
+    fn keep(self, each: usize, blobs: &HashMap<u32, File>, found: &Found) {
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        if each == 0 {
+            let page = blobs.get(&self.reply).and_then(read).unwrap_or_default();
+            // The reply lies behind the notification word.
+            let reply = page.get(4..).unwrap_or_default();
+            found.transcript.add(self.number, &self.request, reply, self.blob.as_deref());
+        } else if self.number == Number::BackendGraphCompute.number()
+            && let Some(graph) = self.blob.as_deref().and_then(Graph::from_blob)
+        {
+            keep(graph, each, &mut found.graphs);
+        }
+    }
+}
+
+fn decode<T: Wire>(bytes: &[u8]) -> Option<T> {
+    T::decode(&mut Decoder::new(bytes)).ok()
+}
+
+/// All bytes of a blob.
+fn read(file: &File) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(file.metadata().ok()?.len()).ok()?];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
 }
 
 /// Keeps a graph unless there are smaller ones.
-fn keep(mut graph: Graph, each: usize, found: &Found) {
+fn keep(mut graph: Graph, each: usize, found: &mut BTreeMap<Vec<u32>, Vec<Graph>>) {
     let operations = |graph: &Graph| {
         graph.nodes.iter().filter_map(|id| graph.find(*id)).map(|tensor| tensor.op).collect::<Vec<_>>()
     };
     let bytes = |graph: &Graph| sizes(graph).values().sum::<u64>();
     plain(&mut graph);
     let key = operations(&graph);
-    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = found.entry(key).or_default();
     // A step later only positions differ, which are contents.
     if !kept.contains(&graph) {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod run;
+mod transcript;
 
 use crate::generate::Case;
 use crate::input::{Input, change_list};
@@ -10,6 +11,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use serde::{Deserialize, Serialize};
 
 pub use run::{Machine, run};
+pub use transcript::Transcript;
 
 /// The most steps of a session: later ones are not taken.
 pub const MAX_STEPS: usize = 64;

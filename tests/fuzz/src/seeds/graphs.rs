@@ -161,6 +161,13 @@ fn operations(add: &mut impl FnMut(&str, &Graph)) {
     );
     add("s13_mul_mat_inner", &two("MUL_MAT", rows, t(2, F32, &[8, 4], 512), t(3, F32, &[4, 4], 1024), &[]));
     add("s13_mul_mat_result", &two("MUL_MAT", rows, t(2, F32, &[16, 4], 512), t(3, F32, &[4, 1], 1024), &[]));
+    let experts = graph(&[
+        t(1, F32, &[16, 4, 2], 0),
+        t(2, F16, &[16, 1, 2], 1024),
+        t(3, I32, &[1, 2], 2048),
+        n("MUL_MAT_ID", t(4, F32, &[4, 1, 2], 3072), &[1, 2, 3], &[]),
+    ]);
+    add("s13_mul_mat_id_half", &experts);
     let hadamard =
         two("MUL_MAT", t(1, F32, &[16, 1], 0), t(2, F32, &[16, 4], 512), t(3, F32, &[1, 4], 1024), &[0, 1]);
     add("s13_mul_mat_hadamard", &hadamard);

@@ -51,6 +51,12 @@ fn graph(name: &str) -> Step {
     Step::MakeGraph(GraphBytes(graphs::hostile().remove(name).unwrap_or_default()))
 }
 
+/// What `cargo run --example record` wrote of test-backend-ops: sums and products, from the first question to buffers that are given back.
+const RECORDED: [(&str, &[u8]); 2] = [
+    ("recorded_add", include_bytes!("../../recorded/session-add")),
+    ("recorded_mul_mat", include_bytes!("../../recorded/session-mul-mat")),
+];
+
 /// Every command once, as an honest guest sends it.
 fn every_call() -> Vec<Call> {
     let fitting = Size::Fitting;
@@ -174,6 +180,7 @@ pub(super) fn all() -> Seeds {
     );
     add("s20_unknown", [23, 1024, u32::MAX].map(|number| Step::Raw(number, vec![0; 16])).to_vec());
     add("s22_fresh", calls(vec![Call::Get(moved(1024))]));
+    seeds.extend(RECORDED.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
     seeds
 }
 
@@ -216,4 +223,27 @@ fn transfers(add: &mut impl FnMut(&str, Vec<Call>)) {
     add("s05_type", copy(|to| to.type_ = 26));
     add("s05_strides", copy(|to| to.nb = Some([8, 128, 128, 128])));
     add("s05_no_buffer", copy(|to| to.buffer = Handle::Raw(0)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Graph;
+
+    #[test]
+    fn recorded_sessions_compute_and_give_their_buffers_back() {
+        for (name, bytes) in RECORDED {
+            let steps: Vec<Step> =
+                Session::of(bytes).unwrap().steps.into_iter().map(|(_, step)| step).collect();
+            let computed =
+                steps.iter().position(|step| matches!(step, Step::Call(Call::Compute(..)))).expect(name);
+            let graph = steps[..computed].iter().rev().find_map(|step| match step {
+                Step::MakeGraph(bytes) => Graph::from_blob(&bytes.0),
+                _ => None,
+            });
+            let placed = |graph: &Graph| graph.tensors.iter().all(|tensor| tensor.buffer.0 > 1);
+            assert!(graph.as_ref().is_some_and(placed), "{name}: {graph:?}");
+            assert!(steps[computed..].iter().any(|step| matches!(step, Step::Call(Call::Free(_)))), "{name}");
+        }
+    }
 }
