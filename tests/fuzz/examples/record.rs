@@ -16,6 +16,7 @@ use apir_protocol::command::{Command as Number, CommandType};
 use apir_protocol::header::CommandHeader;
 use apir_protocol::messages::{
     BackendGraphComputeRequest, BufferGetTensorRequest, BufferSetTensorRequest, DeviceBufferFromPtrRequest,
+    LivenessRequest,
 };
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::sys::socket::{
@@ -157,6 +158,7 @@ impl Told {
             Number::BackendGraphCompute => decode::<BackendGraphComputeRequest>(&request)?.res_id,
             Number::BufferSetTensor => decode::<BufferSetTensorRequest>(&request)?.res_id,
             Number::BufferGetTensor => decode::<BufferGetTensorRequest>(&request)?.res_id,
+            Number::Liveness => decode::<LivenessRequest>(&request)?.res_id,
             Number::DeviceBufferFromPtr => decode::<DeviceBufferFromPtrRequest>(&request)?.res_id,
             _ => 0,
         };

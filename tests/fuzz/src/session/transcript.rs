@@ -130,6 +130,11 @@ impl Transcript {
             Command::BufferFreeBuffer => {
                 Call::Free(self.handle(decode::<BufferFreeBufferRequest>(request)?.buffer))
             }
+            Command::Hello => Call::Hello(decode::<HelloRequest>(request)?.features),
+            Command::Liveness => {
+                let asked = decode::<LivenessRequest>(request)?;
+                Call::Liveness(self.blob(asked.res_id, blob), Size::Raw(asked.offset))
+            }
             Command::BackendGraphCompute => {
                 let mut graph = Graph::from_blob(blob?)?;
                 for tensor in &mut graph.tensors {
