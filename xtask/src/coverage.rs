@@ -1,4 +1,6 @@
-//! `cargo xtask coverage`: lines of the host and the protocol that their own tests and the seeds of the fuzz targets reach.
+//! `cargo xtask coverage`: lines of the host and the protocol that their own tests reach in their own processes.
+//!
+//! tarpaulin sees the files of one workspace only: what the seeds of the fuzz targets reach beyond is not counted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +13,6 @@ use crate::cache::Cache;
 use crate::cargo_tools::{self, Subcommand};
 use crate::dist::Workspace;
 use crate::error::{Error, IoContext};
-use crate::fuzz;
 use crate::peers::{Llama, Stage};
 use crate::tools::Tool;
 use crate::ui::Ui;
@@ -75,16 +76,11 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
         (llama, cargo_tools::path(&cache)?)
     };
     workspace.build_dist(ui)?;
-    let mut lines = Lines::default();
-    let own = ["-p", "apir-host", "-p", "apir-protocol"];
-    let replay = ["--manifest-path", fuzz::MANIFEST];
-    for (name, of) in [("own", &own[..]), ("replay", &replay[..])] {
-        ui.line(&format!("run the tests under ptrace: {}", of.join(" ")));
-        let out = workspace.target("coverage").join(name);
-        fs::create_dir_all(&out).at("create", &out)?;
-        tarpaulin(workspace, name, of, &out).env("PATH", &path).env("APIR_LLAMA_DIR", &llama.bin).run()?;
-        lines.add(&workspace.root, &out.join("tarpaulin-report.json"))?;
-    }
+    ui.line("run the tests of host and protocol under ptrace");
+    let out = workspace.target("coverage");
+    fs::create_dir_all(&out).at("create", &out)?;
+    tarpaulin(workspace, &out).env("PATH", &path).env("APIR_LLAMA_DIR", &llama.bin).run()?;
+    let lines = Lines::read(&workspace.root, &out.join("tarpaulin-report.json"))?;
     for (path, lines) in &lines.0 {
         let reached = lines.values().filter(|reached| **reached).count();
         let missed: Vec<u64> =
@@ -98,17 +94,15 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
     Ok(share >= options.least)
 }
 
-fn tarpaulin(workspace: &Workspace, name: &str, of: &[&str], out: &Path) -> Tool {
+fn tarpaulin(workspace: &Workspace, out: &Path) -> Tool {
     workspace
-        .cargo(&format!("coverage-{name}"))
+        .cargo("coverage")
         .args(["tarpaulin", "--engine", "ptrace", "--out", "Json", "--skip-clean", "--timeout", "600"])
         .arg("--output-dir")
         .arg(out)
-        .arg("--root")
-        .arg(&workspace.root)
         .arg("--target-dir")
-        .arg(workspace.target("coverage"))
-        .args(of)
+        .arg(out)
+        .args(["-p", "apir-host", "-p", "apir-protocol"])
         .args(["--", "--include-ignored", "--test-threads=1"])
         .env("APIR_DIST", workspace.dist())
         .env("APIR_HOST_THREADS", "1")
@@ -116,11 +110,12 @@ fn tarpaulin(workspace: &Workspace, name: &str, of: &[&str], out: &Path) -> Tool
 }
 
 impl Lines {
-    /// Adds what one run reached.
-    fn add(&mut self, root: &Path, report: &Path) -> Result<(), Error> {
+    /// What a run reached.
+    fn read(root: &Path, report: &Path) -> Result<Self, Error> {
         let text = fs::read_to_string(report).at("read", report)?;
         let parsed: Report = serde_json::from_str(&text)
             .map_err(|error| Error::Check(format!("{}: {error}", report.display())))?;
+        let mut all = Self::default();
         for file in parsed.files {
             let path: PathBuf = file.path.iter().collect();
             let Ok(path) = path.strip_prefix(root) else { continue };
@@ -129,12 +124,12 @@ impl Lines {
             if !counts || TESTS.iter().any(|test| text.contains(test)) {
                 continue;
             }
-            let lines = self.0.entry(path.to_owned()).or_default();
+            let lines = all.0.entry(path.to_owned()).or_default();
             for Trace { line, stats: Stats::Line(count) } in file.traces {
                 *lines.entry(line).or_default() |= count > 0;
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Lines that were reached, and all.
@@ -171,18 +166,11 @@ mod tests {
         let trace = |line: u64, count: u64| {
             format!(r#"{{"line":{line},"address":[],"length":1,"stats":{{"Line":{count}}}}}"#)
         };
-        let files = |traces: &str| {
-            let own = file(r#""host","src","a.rs""#, traces);
-            let test = file(r#""host","src","verify","tests","b.rs""#, &trace(1, 0));
-            let other = file(r#""guest","src","c.rs""#, &trace(1, 0));
-            format!(r#"{{"files":[{own},{test},{other}]}}"#)
-        };
-        let mut lines = Lines::default();
-        for traces in [format!("{},{}", trace(1, 0), trace(2, 0)), format!("{},{}", trace(1, 3), trace(2, 0))]
-        {
-            fs::write(&report, files(&traces)).unwrap();
-            lines.add(Path::new("/w"), &report).unwrap();
-        }
+        let own = file(r#""host","src","a.rs""#, &[trace(1, 0), trace(1, 3), trace(2, 0)].join(","));
+        let test = file(r#""host","src","verify","tests","b.rs""#, &trace(1, 0));
+        let other = file(r#""guest","src","c.rs""#, &trace(1, 0));
+        fs::write(&report, format!(r#"{{"files":[{own},{test},{other}]}}"#)).unwrap();
+        let lines = Lines::read(Path::new("/w"), &report).unwrap();
         assert_eq!(lines.count(), (1, 2));
     }
 

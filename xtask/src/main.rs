@@ -67,7 +67,7 @@ enum Command {
     Vm(vm::Options),
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
-    /// Count the lines of the host and the protocol that tests and seeds reach
+    /// Count the lines of the host and the protocol that their tests reach
     Coverage(coverage::Options),
     /// Build apir and its two libraries and give them their real names
     Dist,
