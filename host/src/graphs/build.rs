@@ -17,6 +17,23 @@ use std::collections::HashMap;
 /// Where the copies of indices start: every backend's alignment.
 const COPY_ALIGN: u64 = 256;
 
+/// ggml's operation that copies a tensor, and nothing else.
+const COPY: &str = "CONT";
+
+/// How a tensor of the guest's comes to its contents.
+enum Made<'a> {
+    /// As the guest says.
+    Here,
+    /// Copied from this tensor, which was made in the node's place.
+    From(usize),
+    /// As the guest says, but so many bytes into this buffer.
+    In(&'a Buffer, u64),
+}
+
+fn twin_alone(twin: usize) -> [Option<usize>; MAX_SOURCES] {
+    std::array::from_fn(|slot| (slot == 0).then_some(twin))
+}
+
 /// What a graph is built with.
 pub(crate) struct Build<'a> {
     pub(crate) rules: &'a RuleBook,
@@ -34,27 +51,49 @@ impl Build<'_> {
         mut builder: GraphBuilder,
     ) -> Result<BuiltGraph, CommandError> {
         builder.clear();
-        let (stops, bytes) = self.place_snapshots(verified);
-        let private = match bytes {
+        let (mut stops, end) = self.place_snapshots(verified);
+        let apart = &verified.plan().apart;
+        let extent = |place: &u32| verified.tensors()[*place as usize].tensor().extent();
+        // Each result that is made apart is copied at once, so that they share the room behind the snapshots.
+        let private = match end + apart.iter().map(extent).max().unwrap_or_default() {
             0 => None,
-            _ => Some(self.private_buffer(bytes)?),
+            bytes => Some(self.private_buffer(bytes)?),
         };
         // Whoever reads a snapshot finds its copy behind all other tensors.
         let mut rebound = HashMap::new();
         let copies = stops.iter().flat_map(|stop| &stop.snapshots).filter(|snapshot| snapshot.rebind);
-        for (at, snapshot) in copies.clone().enumerate() {
+        let mut count = verified.tensors().len();
+        for snapshot in copies.clone() {
             for user in &snapshot.users {
-                rebound.insert(*user, verified.tensors().len() + at);
+                rebound.insert(*user, count);
             }
+            count += 1;
         }
+        let twins: HashMap<_, _> = apart.iter().map(|place| *place as usize).zip(count..).collect();
         for (index, entry) in verified.tensors().iter().enumerate() {
-            self.add_tensor(&mut builder, index, entry, &rebound)?;
+            let made = twins.get(&index).map_or(Made::Here, |twin| Made::From(*twin));
+            self.add_tensor(&mut builder, index, entry, &rebound, &made)?;
         }
         for snapshot in copies {
             builder.add_tensor(&snapshot.spec(private.as_ref()))?;
         }
-        let graph = builder.finish(verified.nodes(), 0)?;
-        self.check_support(verified, &graph)?;
+        if let Some(private) = &private {
+            for place in apart {
+                let (index, entry) = (*place as usize, &verified.tensors()[*place as usize]);
+                self.add_tensor(&mut builder, index, entry, &rebound, &Made::In(private, end))?;
+            }
+        }
+        let mut nodes = Vec::with_capacity(verified.nodes().len() + apart.len());
+        let mut later = stops.iter_mut().peekable();
+        for (at, place) in verified.nodes().iter().enumerate() {
+            if let Some(stop) = later.next_if(|stop| stop.before == at) {
+                stop.before = nodes.len();
+            }
+            nodes.extend(twins.get(place));
+            nodes.push(*place);
+        }
+        let graph = builder.finish(&nodes, 0)?;
+        self.check_support(verified, &twins, &graph)?;
         self.check_room(verified, &graph)?;
         Ok(BuiltGraph { blob: blob.to_vec(), graph, stops, private })
     }
@@ -65,11 +104,16 @@ impl Build<'_> {
         index: usize,
         entry: &GraphTensor,
         rebound: &HashMap<(u32, usize), usize>,
+        made: &Made<'_>,
     ) -> Result<(), CommandError> {
         let tensor = entry.tensor();
-        let buffer = match tensor.place() {
-            Some(place) => Some((self.objects.buffer(BufferHandle(place.buffer))?, place.offset)),
-            None => None,
+        let (buffer, data) = match (made, tensor.place()) {
+            (Made::In(private, at), _) => (Some(*private), private.base() + *at as usize),
+            (_, Some(place)) => {
+                let buffer = self.objects.buffer(BufferHandle(place.buffer))?.memory.ggml();
+                (Some(buffer), buffer.base() + place.offset as usize)
+            }
+            (_, None) => (None, 0),
         };
         // What another graph computed is data in this one, and its history is nobody's business.
         let is_node = entry.node().is_some();
@@ -77,24 +121,34 @@ impl Build<'_> {
             let copy = rebound.get(&(index as u32, slot)).copied();
             copy.or(entry.sources()[slot].map(|source| source as usize)).filter(|_| is_node)
         };
-        let name = tensor.name();
+        let (op, op_params, src) = match made {
+            Made::From(twin) => (self.copying()?, Default::default(), twin_alone(*twin)),
+            _ if is_node => (tensor.op(), tensor.op_params(), std::array::from_fn(source)),
+            _ => (OP_NONE, Default::default(), Default::default()),
+        };
         builder.add_tensor(&TensorSpec {
             type_: tensor.type_(),
             ne: tensor.ne(),
             nb: tensor.nb(),
-            op: if is_node { tensor.op() } else { OP_NONE },
-            op_params: if is_node { tensor.op_params() } else { Default::default() },
+            op,
+            op_params,
             flags: tensor.flags(),
-            name: &name,
-            buffer: buffer.map(|(buffer, _)| buffer.memory.ggml()),
-            data: buffer.map_or(0, |(buffer, offset)| buffer.memory.ggml().base() + offset as usize),
-            src: std::array::from_fn::<_, MAX_SOURCES, _>(source),
+            name: &tensor.name(),
+            buffer,
+            data,
+            src,
             view_src: entry.view_src().map(|viewed| viewed as usize),
             view_offs: tensor.view_offs(),
             // A node's users in other graphs of the guest are not on this wire: a backend must not fuse it away.
             use_count: Some(0),
         })?;
         Ok(())
+    }
+
+    /// The operation that copies a result that was made elsewhere.
+    fn copying(&self) -> Result<u32, CommandError> {
+        let unsupported = || CommandError::Unsupported { name: COPY.to_owned(), op: COPY.to_owned() };
+        self.rules.op_number(COPY).ok_or_else(unsupported)
     }
 
     /// The plan's snapshots with their place among the copies, and the bytes of all copies.
@@ -128,17 +182,24 @@ impl Build<'_> {
     }
 
     /// The device's own word on every operation; its query is no check and must come after ours.
-    fn check_support(&mut self, verified: &VerifiedGraph<'_>, graph: &Graph) -> Result<(), CommandError> {
+    fn check_support(
+        &mut self,
+        verified: &VerifiedGraph<'_>,
+        twins: &HashMap<usize, usize>,
+        graph: &Graph,
+    ) -> Result<(), CommandError> {
         for index in verified.nodes() {
             let entry = &verified.tensors()[*index];
             if !entry.is_computed(self.rules) {
                 continue;
             }
-            let Some(node) = graph.tensor(*index) else { continue };
-            if !self.support.ask(self.device, node) {
-                let (name, op) =
-                    (entry.tensor().name_text(), self.rules.op_name(entry.tensor().op()).to_owned());
-                return Err(CommandError::Unsupported { name, op });
+            for node in twins.get(index).into_iter().chain([index]) {
+                let Some(node) = graph.tensor(*node) else { continue };
+                if !self.support.ask(self.device, node) {
+                    let (name, op) =
+                        (entry.tensor().name_text(), self.rules.op_name(entry.tensor().op()).to_owned());
+                    return Err(CommandError::Unsupported { name, op });
+                }
             }
         }
         Ok(())

@@ -34,6 +34,8 @@ const MAX_STEPS: u64 = 1 << 26;
 pub struct Plan {
     /// By rising place among the nodes.
     pub stops: Vec<Stop>,
+    /// Nodes, by rising place among the tensors, whose result is made in memory that the guest cannot write and copied from there.
+    pub apart: Vec<u32>,
 }
 
 /// A stop before a node.
@@ -81,11 +83,18 @@ pub(super) fn plan<B: Buffers>(
     }
     for (at, place) in nodes.iter().enumerate() {
         let entry = &tensors[*place];
-        let reads = terms.rules.rule(entry.tensor().op()).map_or(&[][..], |rule| rule.reads);
-        if reads.is_empty() || !entry.is_computed(terms.rules) {
+        let Some(rule) = terms.rules.rule(entry.tensor().op()) else { continue };
+        if !entry.is_computed(terms.rules) {
             continue;
         }
-        for read in reads {
+        let guests = |tensor: &CheckedTensor| {
+            let buffer = tensor.place().and_then(|lies| terms.buffers.find(lies.buffer));
+            buffer.is_some_and(|buffer| buffer.shared && buffer.host)
+        };
+        if rule.reads_result && guests(entry.tensor()) {
+            planner.set_apart(*place as u32)?;
+        }
+        for read in rule.reads {
             let Some(source) = entry.sources()[read.source()] else { continue };
             let contents = tensors[source as usize].tensor();
             if contents.is_empty() {
@@ -96,7 +105,7 @@ pub(super) fn plan<B: Buffers>(
             let below = match read {
                 Read::Index { bound, .. } => Some(bound(&node_of(tensors, *place as u32, terms.rules))),
                 // Only the guest changes values under a sort, and only host kernels go astray.
-                Read::Steady { .. } if buffer.shared && buffer.host => None,
+                Read::Steady { .. } if guests(contents) => None,
                 Read::Steady { .. } => continue,
             };
             let writer = planner.last_writer(source, at)?;
@@ -104,8 +113,7 @@ pub(super) fn plan<B: Buffers>(
                 continue;
             }
             if let (Some(writer), Some(below)) = (writer, below)
-                && !buffer.shared
-                && planner.is_bounded(source, writer, below)?
+                && planner.is_bounded(source, writer, below, terms.buffers)?
             {
                 continue;
             }
@@ -167,13 +175,24 @@ impl Planner<'_> {
                 .any(|source| self.tensors[source as usize].tensor().overlaps(target))
     }
 
-    /// Whether node `writer`, the last to write any byte of a source, leaves only indices below a bound there.
-    fn is_bounded(&mut self, source: u32, writer: usize, below: i64) -> Result<bool, VerifyError> {
+    /// Whether node `writer`, the last to write any byte of a source, leaves only indices below a bound there, and nobody outside the graph
+    /// can change them, nor what they are copied from.
+    fn is_bounded<B: Buffers>(
+        &mut self,
+        source: u32,
+        writer: usize,
+        below: i64,
+        buffers: &B,
+    ) -> Result<bool, VerifyError> {
         let (mut source, mut writer) = (source, writer);
         loop {
             let target = self.tensors[source as usize].tensor();
             let entry = &self.tensors[self.nodes[writer]];
             let made = entry.tensor();
+            let buffer = made.place().and_then(|lies| buffers.find(lies.buffer));
+            if buffer.is_none_or(|buffer| buffer.shared) {
+                return Ok(false);
+            }
             if !made.is_dense() || !covers(made, target) {
                 return Ok(false);
             }
@@ -233,6 +252,20 @@ impl Planner<'_> {
             });
         }
         stop.snapshots.push(snapshot);
+        Ok(())
+    }
+
+    /// Has a node's result made in private memory.
+    fn set_apart(&mut self, place: u32) -> Result<(), VerifyError> {
+        let bytes = self.tensors[place as usize].tensor().extent();
+        if bytes > MAX_SNAPSHOT_BYTES {
+            return Err(VerifyError::GraphTooLarge {
+                what: "bytes of a sorted result in shared memory",
+                value: bytes,
+                limit: MAX_SNAPSHOT_BYTES,
+            });
+        }
+        self.plan.apart.push(place);
         Ok(())
     }
 }

@@ -33,6 +33,8 @@ pub struct OpRule {
     pub reads: &'static [Read],
     /// Sources that the kernel writes too.
     pub writes: &'static [usize],
+    /// Whether the kernel takes elements of its own unfinished result for indices.
+    pub reads_result: bool,
     /// What else must hold, looked at in this order.
     pub clauses: &'static [Clause],
     /// Bytes of work memory for a number of threads; none when 64 bits do not hold them.
@@ -50,6 +52,7 @@ impl OpRule {
         result: ResultPlace::Fresh,
         reads: &[],
         writes: &[],
+        reads_result: false,
         clauses: &[],
         work: |_, _| Some(0),
     };
@@ -332,6 +335,12 @@ impl RuleBook {
     #[must_use]
     pub fn op_name(&self, op: u32) -> &str {
         self.entries.get(op as usize).map_or("", |entry| &entry.name)
+    }
+
+    /// The number of the operation of this name, if this ggml has it.
+    #[must_use]
+    pub fn op_number(&self, name: &str) -> Option<u32> {
+        self.entries.iter().position(|entry| entry.name == name).and_then(|op| u32::try_from(op).ok())
     }
 
     /// What executing an operation does.

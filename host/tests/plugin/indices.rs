@@ -8,10 +8,12 @@ use apir_protocol::messages::*;
 const OP_ADD_ID: u32 = 3;
 const OP_MUL_MAT_ID: u32 = 30;
 const OP_SCALE: u32 = 32;
+const OP_CONT: u32 = 35;
 const OP_GET_ROWS: u32 = 40;
 const OP_GET_ROWS_BACK: u32 = 41;
 const OP_SET_ROWS: u32 = 42;
 const OP_ARGSORT: u32 = 69;
+const OP_TOP_K: u32 = 70;
 const OP_SSM_SCAN: u32 = 77;
 
 /// A buffer that the guest shares, and one that it does not.
@@ -194,43 +196,138 @@ fn s14_sorted_indices_and_strided_ones_give_the_right_rows() {
     });
 }
 
+/// Elements of what is rewritten.
+const REWRITTEN: u32 = 4096;
+
+/// Computes a scene again and again while another thread of the guest writes to what it shares. `value` makes an element of a
+/// number that is never the same. Gives how many computations came to their end.
+fn rewritten(guest: &mut Guest, scene: &Scene, at: usize, value: impl Fn(u32) -> u32 + Sync) -> usize {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut noise = 1u32;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                for element in (0..REWRITTEN as usize).step_by(61) {
+                    noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let word = (at + 4 * element) as *mut u32;
+                    // SAFETY: the blob is mapped until the guest is dropped, and volatile writes make no reference.
+                    unsafe { word.write_volatile(value(noise >> 8)) };
+                }
+            }
+        });
+        let outcomes: Vec<_> = (0..300).map(|_| scene.compute(guest)).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(0) | Err(1))), "{outcomes:?}");
+        outcomes.iter().filter(|outcome| outcome.is_ok()).count()
+    })
+}
+
+/// A guest with a buffer in a blob, its address, and a buffer of the backend's own.
+fn sharing() -> (Guest, BufferHandle, usize, BufferHandle) {
+    let mut guest = Guest::start();
+    let res_id = guest.blob(&vec![0; 1 << 20]);
+    let request = DeviceBufferFromPtrRequest { res_id, size: 1 << 20, max_tensor_size: 1 << 20 };
+    let shared = guest.call(&request).buffer;
+    let private = guest.buffer(1 << 20);
+    let base = guest.blob_address(res_id);
+    (guest, shared, base, private)
+}
+
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
-fn s14_a_guest_that_rewrites_indices_while_they_are_used_reaches_nothing() {
-    in_child("indices::s14_a_guest_that_rewrites_indices_while_they_are_used_reaches_nothing", || {
-        let mut guest = Guest::start();
-        let res_id = guest.blob(&vec![0; 1 << 20]);
-        let request = DeviceBufferFromPtrRequest { res_id, size: 1 << 20, max_tensor_size: 1 << 20 };
-        let buffer = guest.call(&request).buffer;
-        let mut scene = Scene::new(buffer);
-        let (table, ids) = (scene.leaf(TYPE_F32, &[4, 64]), scene.leaf(TYPE_I32, &[4096]));
-        scene.node(OP_GET_ROWS, TYPE_F32, &[4, 4096], &[table, ids], &[]);
-        let scores = scene.leaf(TYPE_F32, &[4096]);
-        let order = scene.node(OP_ARGSORT, TYPE_I32, &[4096], &[scores], &[0]);
-        let large = scene.leaf(TYPE_F32, &[4, 4096]);
-        scene.node(OP_GET_ROWS, TYPE_F32, &[4, 4096], &[large, order], &[]);
-        let spots =
-            [scene.get(ids).data, scene.get(scores).data, scene.get(order).data].map(|at| at as usize);
-        let base = guest.blob_address(res_id);
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut value = 1u32;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    for spot in spots {
-                        for element in (0..4096).step_by(61) {
-                            value = value.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                            let word = (base + spot + 4 * element) as *mut u32;
-                            // SAFETY: the blob is mapped until the guest is dropped, and volatile writes make no reference.
-                            unsafe { word.write_volatile(if value & 7 == 0 { value } else { value & 63 }) };
-                        }
-                    }
-                }
-            });
-            let outcomes: Vec<_> = (0..300).map(|_| scene.compute(&mut guest)).collect();
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(0) | Err(1))));
-        });
+fn s14_indices_that_change_while_they_are_used_reach_nothing() {
+    in_child("indices::s14_indices_that_change_while_they_are_used_reach_nothing", || {
+        let (mut guest, shared, base, _) = sharing();
+        let mut scene = Scene::new(shared);
+        let (table, ids) = (scene.leaf(TYPE_F32, &[4, 64]), scene.leaf(TYPE_I32, &[REWRITTEN]));
+        scene.node(OP_GET_ROWS, TYPE_F32, &[4, REWRITTEN], &[table, ids], &[]);
+        let at = base + scene.get(ids).data as usize;
+        assert_eq!(rewritten(&mut guest, &scene, at, |noise| noise & 63), 300, "indices of rows");
+        // Right for some microseconds, then wrong for as many: often right when they are looked at and wrong when they are used.
+        let turns = std::sync::atomic::AtomicU32::new(0);
+        let in_turns = |noise: u32| match turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed) / 4_000 % 2
+        {
+            0 => noise & 63,
+            _ => 0x7fff_0000,
+        };
+        assert!(rewritten(&mut guest, &scene, at, in_turns) > 0, "no graph was computed");
         guest.assert_alive();
     });
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn s14_what_is_sorted_may_change_meanwhile() {
+    in_child("indices::s14_what_is_sorted_may_change_meanwhile", || {
+        for op in [OP_ARGSORT, OP_TOP_K] {
+            let (mut guest, shared, base, _) = sharing();
+            let mut scene = Scene::new(shared);
+            let scores = scene.leaf(TYPE_F32, &[REWRITTEN]);
+            scene.node(op, TYPE_I32, &[REWRITTEN], &[scores], &[]);
+            let at = base + scene.get(scores).data as usize;
+            assert_eq!(rewritten(&mut guest, &scene, at, |noise| noise), 300);
+            guest.assert_alive();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn s14_the_result_of_a_sort_may_change_meanwhile() {
+    in_child("indices::s14_the_result_of_a_sort_may_change_meanwhile", || {
+        for op in [OP_ARGSORT, OP_TOP_K] {
+            let (mut guest, shared, base, private) = sharing();
+            let mut scene = Scene::new(private);
+            let scores = scene.leaf(TYPE_F32, &[REWRITTEN]);
+            let order = scene.node(op, TYPE_I32, &[REWRITTEN], &[scores], &[]);
+            (scene.get(order).buffer, scene.get(order).data) = (shared, 0);
+            assert_eq!(rewritten(&mut guest, &scene, base, |_| 0x7fff_0000), 300);
+            guest.assert_alive();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn s14_a_sort_may_change_before_it_is_copied() {
+    in_child("indices::s14_a_sort_may_change_before_it_is_copied", || {
+        for op in [OP_ARGSORT, OP_TOP_K] {
+            let (mut guest, shared, base, private) = sharing();
+            let mut scene = Scene::new(private);
+            let table = scene.leaf(TYPE_F32, &[4, REWRITTEN]);
+            let (scores, others) = (scene.leaf(TYPE_F32, &[REWRITTEN]), scene.leaf(TYPE_F32, &[REWRITTEN]));
+            let order = scene.node(op, TYPE_I32, &[REWRITTEN], &[scores], &[]);
+            (scene.get(order).buffer, scene.get(order).data) = (shared, 0);
+            // Time to write, between the sort and its copy.
+            scene.node(OP_ARGSORT, TYPE_I32, &[REWRITTEN], &[others], &[]);
+            let copy = scene.node(OP_CONT, TYPE_I32, &[REWRITTEN], &[order], &[]);
+            scene.node(OP_GET_ROWS, TYPE_F32, &[4, REWRITTEN], &[table, copy], &[]);
+            rewritten(&mut guest, &scene, base, |_| 0x7fff_0000);
+            assert_eq!(scene.compute(&mut guest), Ok(0), "a guest that is still is served");
+            guest.assert_alive();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn a_sort_in_shared_memory_is_right() {
+    let (mut guest, shared, _, private) = sharing();
+    for buffer in [shared, private] {
+        let mut scene = Scene::new(buffer);
+        let scores = scene.leaf(TYPE_F32, &[4, 2]);
+        let order = scene.node(OP_ARGSORT, TYPE_I32, &[4, 2], &[scores], &[0]);
+        let falling = scene.node(OP_ARGSORT, TYPE_I32, &[4, 2], &[scores], &[1]);
+        let table = scene.leaf(TYPE_F32, &[1, 4, 2]);
+        let rows = scene.node(OP_GET_ROWS, TYPE_F32, &[1, 4, 2], &[table, order], &[]);
+        guest.set(*scene.get(scores), &bytes(&[3.0, 1.0, 2.0, 0.0, 0.5, 0.25, 9.0, 7.0]));
+        guest.set(*scene.get(table), &bytes(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]));
+        // Twice, since the second time the graph is the one that was kept.
+        for _ in 0..2 {
+            assert_eq!(scene.compute(&mut guest), Ok(0));
+            assert_eq!(guest.get(*scene.get(order), 32), ints(&[3, 1, 2, 0, 1, 0, 3, 2]));
+            assert_eq!(guest.get(*scene.get(falling), 32), ints(&[0, 2, 1, 3, 2, 3, 0, 1]));
+            assert_eq!(floats(&guest.get(*scene.get(rows), 32)), [3.0, 1.0, 2.0, 0.0, 5.0, 4.0, 7.0, 6.0]);
+        }
+    }
 }

@@ -13,6 +13,8 @@ pub const RULES: &[OpRule] = &[
         sources: &[need("a")],
         params: &["order"],
         reads: &[Read::Steady { source: 0 }],
+        // It numbers the elements there and sorts the numbers by what they name.
+        reads_result: true,
         clauses: &[
             TYPES,
             DENSE,

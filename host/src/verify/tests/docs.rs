@@ -52,6 +52,9 @@ fn describe(rule: &OpRule, text: &mut String) {
             }
         };
     }
+    if rule.reads_result {
+        let _ = writeln!(text, "* the result does not change while the kernel runs, in host memory");
+    }
     for slot in rule.writes {
         let _ = writeln!(text, "* {} is written too, and lies over nothing", rule.sources[*slot].name);
     }

@@ -6,17 +6,18 @@ use super::graphs::{DEVICE, PRIVATE, SHARED, Sketch};
 use super::t;
 
 fn plan(graph: &Sketch, check: IndexCheck) -> Plan {
-    graph.verify(check, |verified| Plan {
-        stops: verified
-            .unwrap()
-            .plan()
+    graph.verify(check, |verified| {
+        let verified = verified.unwrap();
+        let plan = verified.plan();
+        let stops = plan
             .stops
             .iter()
             .map(|stop| Stop {
                 before: stop.before,
                 snapshots: stop.snapshots.iter().map(|s| Snapshot { users: s.users.clone(), ..*s }).collect(),
             })
-            .collect(),
+            .collect();
+        Plan { stops, apart: plan.apart.clone() }
     })
 }
 
@@ -165,4 +166,31 @@ fn every_operation_with_indices_is_known() {
         ("SSM_SCAN", 6),
     ];
     assert_eq!(read, expected);
+}
+
+#[test]
+fn a_sort_in_the_guests_memory_is_made_elsewhere() {
+    for (buffer, check, apart) in [
+        (SHARED, IndexCheck::All, vec![1]),
+        (SHARED, IndexCheck::Leaf, vec![1]),
+        (SHARED, IndexCheck::Off, vec![]),
+        (PRIVATE, IndexCheck::All, vec![]),
+        (DEVICE, IndexCheck::All, vec![]),
+    ] {
+        let mut graph = Sketch::default();
+        let scores = graph.leaf(t(F32, &[8]), buffer, 0);
+        graph.node("ARGSORT", t(I32, &[8]), buffer, 64, &[scores]);
+        assert_eq!(plan(&graph, check).apart, apart, "{buffer} {check:?}");
+    }
+}
+
+#[test]
+fn a_copy_of_a_sort_in_the_guests_memory_is_looked_at() {
+    let mut graph = Sketch::default();
+    let table = graph.leaf(t(F32, &[4, 8]), PRIVATE, 0);
+    let scores = graph.leaf(t(F32, &[8]), PRIVATE, 1024);
+    let order = graph.node("ARGSORT", t(I32, &[8]), SHARED, 0, &[scores]);
+    let copy = graph.node("CONT", t(I32, &[8]), PRIVATE, 1088, &[order]);
+    graph.node("GET_ROWS", t(F32, &[4, 8]), PRIVATE, 1152, &[table, copy]);
+    assert_eq!(plan(&graph, IndexCheck::All).stops, [stop(2, vec![index(3, 8, &[(4, 1)])])]);
 }
