@@ -1,8 +1,68 @@
-//! What only a renderer in the same process can do, or survive: rows S18, S20 and S22 of the cases.
+//! What only a renderer in the same process can do, or survive: rows S15, S18, S20 and S22 of the cases.
 
 use crate::harness::*;
 use apir_protocol::command::Command;
+use apir_protocol::messages::BufferSetTensorRequest;
 use ggml_virtgpu_backend::plugin::{apir_backend_deinit, apir_backend_dispatcher, apir_backend_initialize};
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn s15_a_guest_that_rewrites_command_and_reply_reaches_nothing() {
+    in_child("in_process::s15_a_guest_that_rewrites_command_and_reply_reaches_nothing", || {
+        const PAGE: usize = 4096;
+        let mut guest = Guest::start();
+        let buffer = guest.buffer(4096);
+        let res_id = guest.blob(&[7; 64]);
+        let tensor = row(1, buffer, 0, 4);
+        let request = BufferSetTensorRequest { buffer, tensor, res_id, offset: 0, size: 16 };
+        let request = Guest::encode(&request);
+        let (command, page) = (guest.blob(&request), guest.blob(&[0; PAGE]));
+        let (command, page) = (guest.blob_address(command), guest.blob_address(page));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut done = [0, 0];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 1u32;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    value = value.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let at = value as usize / 4 % request.len();
+                    // SAFETY: the blobs are mapped until the guest is dropped, and volatile writes make no reference.
+                    unsafe {
+                        ((page + at % PAGE) as *mut u8).write_volatile(value as u8);
+                        let byte = (command + at) as *mut u8;
+                        byte.write_volatile(value as u8);
+                        std::thread::yield_now();
+                        byte.write_volatile(request[at]);
+                    }
+                }
+            });
+            for _ in 0..20_000 {
+                let (from, to) = (command as *const u8, page as *mut u8);
+                let mut after = std::ptr::null_mut();
+                let number = Command::BufferSetTensor.number();
+                // SAFETY: the ranges lie in blobs that are mapped.
+                let code = unsafe {
+                    let (from_end, to_end) = (from.add(request.len()), to.add(PAGE));
+                    apir_backend_dispatcher(
+                        guest.ctx_id,
+                        &CALLBACKS,
+                        number,
+                        from,
+                        from_end,
+                        to,
+                        to_end,
+                        &mut after,
+                    )
+                };
+                assert_eq!(after, to, "the reply has no bytes");
+                done[code.min(1) as usize] += 1;
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(done.iter().all(|count| *count > 0), "{done:?}: the guest wrote too early or too late");
+        guest.assert_alive();
+    });
+}
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
