@@ -198,7 +198,10 @@ impl Context {
         let presented = config.present_as.of(device.type_());
         let cpu = device.type_() == DeviceType::Cpu;
         let rules = RuleBook::new(library.ops(), library.version(), cpu, config.threads);
-        let limits = config.limits.clone();
+        let mut limits = config.limits.clone();
+        // A device that does not know its memory sets no limit.
+        let (_, total) = device.memory();
+        limits.device_bytes = limits.device_bytes.or((total > 0).then_some(total));
         // Elsewhere a look costs a transfer, and what a node computes would need a stop for each.
         let usual = if device.buffer_type()?.is_host() { IndexCheck::All } else { IndexCheck::Leaf };
         Ok(Self {

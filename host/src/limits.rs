@@ -37,7 +37,7 @@ impl Default for Limits {
             mapped_bytes: None,
             buffers: 65_536,
             cached_graphs: 4,
-            graph_nodes: 1 << 20,
+            graph_nodes: 1 << 18,
             command_bytes: 64 << 10,
             bad_commands: 1_000_000,
             command_time: Duration::from_secs(60),

@@ -70,3 +70,17 @@ fn a_context_without_a_cache_computes_the_same() {
         }
     }
 }
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn without_a_quota_the_devices_memory_is_the_limit() {
+    const SIZE: u64 = 64 << 20;
+    let mut guest = Guest::start();
+    let total = guest.call(&DeviceGetMemoryRequest {}).total;
+    let res_id = guest.blob(&vec![0; SIZE as usize]);
+    let request = DeviceBufferFromPtrRequest { res_id, size: SIZE, max_tensor_size: SIZE };
+    let made = (0..=total / SIZE).take_while(|_| guest.try_call(&request).is_ok()).count() as u64;
+    assert_eq!(made, total / SIZE, "buffers of {SIZE} bytes on a device of {total}");
+    let memory = guest.call(&DeviceGetMemoryRequest {});
+    assert!(memory.free < SIZE && memory.total == total, "{memory:?}");
+}
