@@ -10,7 +10,7 @@ use super::graph::{GraphTensor, Terms, node_of};
 use super::rules::{Read, RuleBook};
 use super::tensor::CheckedTensor;
 use super::types::I32;
-use super::{Buffers, VerifyError};
+use super::{BufferInfo, Buffers, VerifyError};
 use std::collections::HashMap;
 
 /// Which indices are looked at.
@@ -87,11 +87,9 @@ pub(super) fn plan<B: Buffers>(
         if !entry.is_computed(terms.rules) {
             continue;
         }
-        let guests = |tensor: &CheckedTensor| {
-            let buffer = tensor.place().and_then(|lies| terms.buffers.find(lies.buffer));
-            buffer.is_some_and(|buffer| buffer.shared && buffer.host)
-        };
-        if rule.reads_result && guests(entry.tensor()) {
+        // Only the guest changes values under a sort, and only host kernels go astray.
+        let changes = |buffer: BufferInfo| buffer.shared && buffer.host;
+        if rule.reads_result && buffer_of(entry.tensor(), terms.buffers).is_some_and(changes) {
             planner.set_apart(*place as u32)?;
         }
         for read in rule.reads {
@@ -100,12 +98,10 @@ pub(super) fn plan<B: Buffers>(
             if contents.is_empty() {
                 continue;
             }
-            let lies = contents.place();
-            let Some(buffer) = lies.and_then(|lies| terms.buffers.find(lies.buffer)) else { continue };
+            let Some(buffer) = buffer_of(contents, terms.buffers) else { continue };
             let below = match read {
                 Read::Index { bound, .. } => Some(bound(&node_of(tensors, *place as u32, terms.rules))),
-                // Only the guest changes values under a sort, and only host kernels go astray.
-                Read::Steady { .. } if guests(contents) => None,
+                Read::Steady { .. } if changes(buffer) => None,
                 Read::Steady { .. } => continue,
             };
             let writer = planner.last_writer(source, at)?;
@@ -189,8 +185,7 @@ impl Planner<'_> {
             let target = self.tensors[source as usize].tensor();
             let entry = &self.tensors[self.nodes[writer]];
             let made = entry.tensor();
-            let buffer = made.place().and_then(|lies| buffers.find(lies.buffer));
-            if buffer.is_none_or(|buffer| buffer.shared) {
+            if buffer_of(made, buffers).is_none_or(|buffer| buffer.shared) {
                 return Ok(false);
             }
             if !made.is_dense() || !covers(made, target) {
@@ -268,6 +263,11 @@ impl Planner<'_> {
         self.plan.apart.push(place);
         Ok(())
     }
+}
+
+/// What is known of the buffer that a tensor lies in.
+fn buffer_of(tensor: &CheckedTensor, buffers: &impl Buffers) -> Option<BufferInfo> {
+    tensor.place().and_then(|lies| buffers.find(lies.buffer))
 }
 
 /// Whether every element of one I32 tensor is an element of another, whose bytes leave no gaps.
