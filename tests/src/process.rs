@@ -12,21 +12,20 @@ use crate::error::{Error, IoContext};
 
 /// Private anonymous memory of a process that is resident, in KiB.
 pub fn rss_anon_kib(pid: u32) -> Result<u64, Error> {
-    let path = proc(pid, "status");
-    let text = fs::read_to_string(&path).at("read", &path)?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok())
-        .ok_or_else(|| Error::Unexpected(format!("{} has no RssAnon", path.display())))
+    status_kib(pid, "RssAnon:")
 }
 
 /// Bytes of a process's address space that are mapped.
 pub fn address_space(pid: u32) -> Result<u64, Error> {
+    Ok(status_kib(pid, "VmSize:")? << 10)
+}
+
+fn status_kib(pid: u32, field: &str) -> Result<u64, Error> {
     let path = proc(pid, "status");
     let text = fs::read_to_string(&path).at("read", &path)?;
     text.lines()
-        .find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse::<u64>().ok())
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Error::Unexpected(format!("{} has no VmSize", path.display())))
+        .find_map(|line| line.strip_prefix(field)?.split_whitespace().next()?.parse().ok())
+        .ok_or_else(|| Error::Unexpected(format!("{} has no {field}", path.display())))
 }
 
 /// How many mappings a process has.
