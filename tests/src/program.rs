@@ -3,13 +3,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use crate::error::{Error, check};
 
 /// How much of a program's output an error shows, in bytes.
 const SHOWN: usize = 4000;
@@ -273,6 +274,14 @@ impl Output {
                 printed: shown(&self.stdout, &self.stderr),
             }),
         }
+    }
+
+    /// Fails unless the program ended by itself, not by a signal, and with an error.
+    pub fn failed_by_itself(self) -> Result<Self, Error> {
+        check(self.status.signal().is_none() && !self.status.success(), || {
+            format!("it ended with {}:\n{}", self.status, self.stderr)
+        })?;
+        Ok(self)
     }
 }
 

@@ -45,13 +45,6 @@ impl Pieces {
     }
 }
 
-/// Fails unless the program ended by itself, with an error.
-fn check_failed(output: &Output) -> Result<(), Error> {
-    check(output.status.signal().is_none() && !output.status.success(), || {
-        format!("it ended with {}:\n{}", output.status, output.stderr)
-    })
-}
-
 /// Has a program make `count` buffers of 256 MiB on a host that has room for two; which of them it got.
 fn without_memory(
     program: &GgmlProgram,
@@ -149,8 +142,7 @@ fn t20_a_backend_that_ends_its_process_fails_one_guest() -> Result<(), Error> {
         let program = pieces.program(&server);
         let mut bystander = program.command(&["allocate", "--count", "9", "--only"]).start()?;
         wait_for_event(&bystander, "ready", LIMIT)?;
-        let output = program.command(&["compute"]).run(END_LIMIT)?;
-        check_failed(&output)?;
+        let output = program.command(&["compute"]).run(END_LIMIT)?.failed_by_itself()?;
         check(output.stderr.contains("the apir host is gone"), || output.stderr.clone())?;
         bystander.send_line("go")?;
         let output = bystander.wait(LIMIT)?.success()?;
@@ -172,8 +164,7 @@ fn t20_a_stopped_worker_fails_its_guest_and_comes_too_late() -> Result<(), Error
     let worker = server.wait_for_workers(1)?[0];
     process::signal(worker, Signal::SIGSTOP)?;
     running.send_line("go")?;
-    let output = running.wait(END_LIMIT)?;
-    check_failed(&output)?;
+    let output = running.wait(END_LIMIT)?.failed_by_itself()?;
     check(output.stderr.contains("no sign of life for 10000 ms"), || output.stderr.clone())?;
     check_remote(&program.run(&["compute"])?)?;
     process::signal(worker, Signal::SIGCONT)?;
@@ -188,8 +179,8 @@ fn t20_a_host_that_never_replies_fails_its_guest() -> Result<(), Error> {
     let pieces = Pieces::from_env()?;
     let server = pieces.faulty("hang")?.env("APIR_MAX_COMMAND_MS", "1000").start()?;
     let program = pieces.program(&server);
-    let output = program.command(&["compute"]).env("APIR_TIMEOUT_MS", "2000").run(END_LIMIT)?;
-    check_failed(&output)?;
+    let output =
+        program.command(&["compute"]).env("APIR_TIMEOUT_MS", "2000").run(END_LIMIT)?.failed_by_itself()?;
     check(output.stderr.contains("no sign of life for 2000 ms"), || output.stderr.clone())?;
     program.run(&["allocate", "--count", "1", "--only"]).map(drop)
 }
@@ -216,8 +207,8 @@ fn t20_a_plugin_that_answers_nonsense_ends_no_program() -> Result<(), Error> {
     let plugin = fakes::rubbish_plugin(pieces.folder.path(), &pieces.llama)?;
     let server = Serve::new(&pieces.dist, &pieces.llama.cpu_library()).plugin(&plugin).start()?;
     let output = pieces.program(&server).command(&["compute"]).run(END_LIMIT)?;
+    output.failed_by_itself()?;
     // With a local backend to fall back to, the program does its work.
-    check_failed(&output)?;
     let local = pieces.program(&server).cpu(&pieces.llama.cpu_library()).run(&["compute"])?;
     check(event(&local, "computed")?["device"] == "CPU", || local.stdout.clone())
 }

@@ -104,10 +104,7 @@ fn a_killed_worker(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
     let workers = guest.workers();
     check(workers.len() == 1, || format!("the workers are {workers:?}"))?;
     process::signal(workers[0], Signal::SIGKILL)?;
-    let output = victim.wait(END_LIMIT)?;
-    check(output.status.signal().is_none() && !output.status.success(), || {
-        format!("it ended with {}:\n{}", output.status, output.stderr)
-    })?;
+    victim.wait(END_LIMIT)?.failed_by_itself()?;
     check_remote(&guest.run(&pieces.program().command(&["compute"]), LIMIT)?.success()?)
 }
 
@@ -118,10 +115,7 @@ fn a_stopped_worker(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
     check(workers.len() == 1, || format!("the workers are {workers:?}"))?;
     process::signal(workers[0], Signal::SIGSTOP)?;
     check_remote(&guest.run(&pieces.program().command(&["compute"]), LIMIT)?.success()?)?;
-    let output = victim.wait(SILENCE_LIMIT)?;
-    check(output.status.signal().is_none() && !output.status.success(), || {
-        format!("it ended with {}:\n{}", output.status, output.stderr)
-    })?;
+    let output = victim.wait(SILENCE_LIMIT)?.failed_by_itself()?;
     check(output.stderr.contains("no sign of life"), || output.stderr.clone())?;
     check(process::wait_until(END_LIMIT, || !process::is_alive(workers[0])), || {
         "the stopped worker outlives its program".to_owned()

@@ -1,6 +1,5 @@
 //! A host that goes away takes nobody else with it.
 
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use apir_tests::Error;
@@ -9,7 +8,7 @@ use apir_tests::error::check;
 use apir_tests::ggml_program::{GgmlProgram, LIMIT, check_remote, wait_for_event};
 use apir_tests::peers::{Dist, LlamaDir, Models};
 use apir_tests::process;
-use apir_tests::program::{Output, Running};
+use apir_tests::program::Running;
 use apir_tests::server::{Serve, Server};
 use nix::sys::signal::Signal;
 
@@ -22,14 +21,6 @@ fn generating(server: &Server, llama: &LlamaDir) -> Result<Running, Error> {
     let running = request.remote_command(server).start()?;
     running.wait_for("generate text", LIMIT, |text| (text.len() > PROMPT.len() + 60).then_some(()))?;
     Ok(running)
-}
-
-/// Fails unless the program ended by itself.
-fn check_ended_itself(output: &Output) -> Result<(), Error> {
-    check(output.status.signal().is_none(), || {
-        format!("it ended with {}:\n{}", output.status, output.stderr)
-    })?;
-    check(!output.status.success(), || "it says that nothing went wrong".to_owned())
 }
 
 #[test]
@@ -51,7 +42,7 @@ fn a_killed_worker_ends_its_client_only() -> Result<(), Error> {
 
     process::signal(worker, Signal::SIGKILL)?;
 
-    check_ended_itself(&victim.wait(END_LIMIT)?)?;
+    victim.wait(END_LIMIT)?.failed_by_itself()?;
     wait_for_event(&bystander, "done", LIMIT)?;
     bystander.wait(LIMIT)?.success()?;
     check(server.is_alive(), || format!("the server ended: {}", server.stderr()))?;
@@ -66,7 +57,7 @@ fn a_stopped_server_ends_its_clients() -> Result<(), Error> {
     let client = generating(&server, &llama)?;
     let worker = server.wait_for_workers(1)?[0];
     process::signal(server.pid(), Signal::SIGKILL)?;
-    check_ended_itself(&client.wait(END_LIMIT)?)?;
+    client.wait(END_LIMIT)?.failed_by_itself()?;
     check(process::wait_until(END_LIMIT, || !process::is_alive(worker)), || {
         "the worker outlives its server".to_owned()
     })
