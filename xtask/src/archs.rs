@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use apir_tests::architectures::Architectures;
-use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::peers::Dist;
 use apir_tests::server::Serve;
 
-use crate::cache::Cache;
 use crate::dist::Workspace;
 use crate::error::Error;
 use crate::peers::{Llama, Stage};
@@ -25,14 +24,7 @@ pub struct Options {
 
 /// Runs it; `false` when a model came out otherwise than on the local CPU.
 pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Error> {
-    let llama = {
-        let cache = Cache::open()?;
-        let _lock = cache.lock(ui)?;
-        let llama = Llama::find(&cache)?;
-        llama.build(&cache, ui, Stage::Libraries)?;
-        llama.build(&cache, ui, Stage::Models)?;
-        LlamaDir::at(&llama.bin)
-    };
+    let llama = Llama::ready(ui, &[Stage::Libraries, Stage::Models])?;
     let dist = Dist::at(&workspace.build_dist(ui)?);
     let server = Serve::new(&dist, &llama.cpu_library()).start()?;
     let found = Architectures::run(&llama, &server, &options.only, LIMIT)?;

@@ -7,7 +7,6 @@ use apir_tests::server::Serve;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
-use crate::cache::Cache;
 use crate::dist::Workspace;
 use crate::error::Error;
 use crate::peers::{Llama, Stage};
@@ -35,13 +34,7 @@ enum Bench {
 
 /// Runs the chosen benchmarks, or all.
 pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<(), Error> {
-    let llama = {
-        let cache = Cache::open()?;
-        let _lock = cache.lock(ui)?;
-        let llama = Llama::find(&cache)?;
-        llama.build(&cache, ui, Stage::Libraries)?;
-        LlamaDir::at(&llama.bin)
-    };
+    let llama = Llama::ready(ui, &[Stage::Libraries])?;
     let dist = Dist::at(&workspace.build_dist(ui)?);
     let mut results = Map::new();
     for &bench in

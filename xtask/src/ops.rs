@@ -5,10 +5,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use apir_tests::backend_ops::{Cases, operations};
-use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::peers::Dist;
 use apir_tests::server::Serve;
 
-use crate::cache::Cache;
 use crate::dist::Workspace;
 use crate::error::{Error, IoContext};
 use crate::peers::{Llama, Stage};
@@ -73,14 +72,7 @@ impl fmt::Display for Row {
 
 /// Runs it; `false` when a case that the local CPU supports did not pass.
 pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Error> {
-    let llama = {
-        let cache = Cache::open()?;
-        let _lock = cache.lock(ui)?;
-        let llama = Llama::find(&cache)?;
-        llama.build(&cache, ui, Stage::Libraries)?;
-        llama.build(&cache, ui, Stage::Programs)?;
-        LlamaDir::at(&llama.bin)
-    };
+    let llama = Llama::ready(ui, &[Stage::Libraries, Stage::Programs])?;
     let dist = Dist::at(&workspace.build_dist(ui)?);
     let all = operations(&llama)?;
     if let Some(unknown) = options.only.iter().find(|name| !all.contains(name)) {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use apir_tests::peers::LlamaDir;
+
 use crate::apt;
 use crate::cache::Cache;
 use crate::error::Error;
@@ -112,6 +114,15 @@ impl Llama {
                 source: Some(source_tree_path(cache)),
             }),
         }
+    }
+
+    /// The folder of a llama.cpp with these stages built, for commands that need no more of the cache.
+    pub fn ready(ui: &Ui, stages: &[Stage]) -> Result<LlamaDir, Error> {
+        let cache = Cache::open()?;
+        let _lock = cache.lock(ui)?;
+        let llama = Self::find(&cache)?;
+        stages.iter().try_for_each(|stage| llama.build(&cache, ui, *stage))?;
+        Ok(LlamaDir::at(&llama.bin))
     }
 
     /// A folder with the programs, or a build folder whose `bin` has them.
