@@ -124,6 +124,17 @@ pub fn ggml_api2() -> Result<PathBuf, Error> {
     folder("APIR_GGML_API2_DIR", "the folder with ggml libraries of backend API 2")
 }
 
+/// The folder of one release of ggml, such as `0.13.1`, in the folder that `APIR_GGML_RELEASES` names. It has `libggml-base.so`
+/// and `libggml-cpu.so`, which [`registration`] tells how to ask.
+pub fn ggml_release(version: &str) -> Result<PathBuf, Error> {
+    let path =
+        folder("APIR_GGML_RELEASES", "the folder with a folder for each release of ggml")?.join(version);
+    match path.join("libggml-base.so").is_file() {
+        true => Ok(path),
+        false => Err(Error::Missing { path, what: "a release of ggml" }),
+    }
+}
+
 /// ggml's CPU backend for any x86-64 processor in a folder that has one for each kind.
 pub fn baseline_cpu_library(folder: &Path) -> Result<PathBuf, Error> {
     let path = folder.join("libggml-cpu-x64.so");

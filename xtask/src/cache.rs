@@ -43,7 +43,8 @@ impl Cache {
         Self::at(root)
     }
 
-    fn at(root: PathBuf) -> Result<Self, Error> {
+    /// Makes this folder the cache.
+    pub fn at(root: PathBuf) -> Result<Self, Error> {
         fs::create_dir_all(&root).at("create", &root)?;
         Ok(Self { root })
     }

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::apt;
 use crate::cache::{self, Cache};
 use crate::error::{Error, IoContext};
@@ -155,6 +157,14 @@ pub fn unpack_tar(cache: &Cache, archive: &Path, inside: &str, to: &Path) -> Res
 
 /// Takes one file out of a wheel, whole or not at all.
 pub fn unpack_wheel(cache: &Cache, venv: &Venv, wheel: &Path, inside: &str, to: &Path) -> Result<(), Error> {
+    let unpacked = open_wheel(cache, venv, wheel)?;
+    let file = unpacked.path().join(inside);
+    fs::metadata(&file).at("find", &file)?;
+    cache::put(&file, to)
+}
+
+/// Unpacks a wheel into a folder of its own, to take from it.
+pub fn open_wheel(cache: &Cache, venv: &Venv, wheel: &Path) -> Result<TempDir, Error> {
     let scratch = cache.scratch()?;
     let log = cache.log("unpack");
     Tool::new(venv.program("python"), &log)
@@ -162,7 +172,5 @@ pub fn unpack_wheel(cache: &Cache, venv: &Venv, wheel: &Path, inside: &str, to: 
         .arg(wheel)
         .arg(scratch.path())
         .run()?;
-    let file = scratch.path().join(inside);
-    fs::metadata(&file).at("find", &file)?;
-    cache::put(&file, to)
+    Ok(scratch)
 }

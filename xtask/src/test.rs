@@ -15,7 +15,7 @@ use crate::peers::{self, Llama, Stage};
 use crate::suite::{Counts, Suite};
 use crate::tools::Tool;
 use crate::ui::Ui;
-use crate::{rutabaga, upstream, vm};
+use crate::{releases, rutabaga, upstream, vm};
 
 /// The tests of the other crates that need ggml's libraries.
 const CRATES: &str = "crates with ggml";
@@ -197,6 +197,7 @@ impl Peers {
         peers::ggml_api2(cache, ui)?;
         peers::source_tree(cache, ui)?;
         self.llama.build(cache, ui, Stage::Libraries)?;
+        releases::ensure(cache, ui, &self.llama)?;
         progress.reach(Milestone::Libraries);
         models::tiny(cache, ui, &workspace.root)?;
         models::smollm2(cache, ui)?;
@@ -232,6 +233,7 @@ impl Peers {
             .env("APIR_LLAMA_SRC", &self.source)
             .env("APIR_MODELS", &self.models)
             .env("APIR_GGML_API2_DIR", &self.ggml_api2)
+            .env("APIR_GGML_RELEASES", releases::folder(&self.cache))
             .env("APIR_VM", &self.machines)
             .env("APIR_GGML_CPU_API2", self.ggml_api2.join("libggml-cpu-x64.so"))
     }
