@@ -3,6 +3,7 @@
 
 use super::indices::{self, IndexCheck, Plan};
 use super::node::{Node, Slot};
+use super::parts;
 use super::rules::{OpRule, ResultPlace, RuleBook};
 use super::tensor::CheckedTensor;
 use super::{Buffers, VerifyError};
@@ -78,7 +79,7 @@ impl VerifiedGraph<'_> {
         self.nodes
     }
 
-    /// Where the execution stops to look at contents that address memory.
+    /// Where the execution stops, between parts and to look at contents that address memory.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -135,7 +136,8 @@ impl Verifier {
             self.add_node(node, id, terms.rules)?;
         }
         self.check_order()?;
-        let plan = indices::plan(&self.tensors, &self.nodes, terms)?;
+        let mut plan = indices::plan(&self.tensors, &self.nodes, terms)?;
+        parts::split(&mut plan, &self.tensors, &self.nodes, terms.rules);
         Ok(VerifiedGraph { tensors: &self.tensors, nodes: &self.nodes, plan })
     }
 

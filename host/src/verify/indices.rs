@@ -43,7 +43,7 @@ pub struct Plan {
 pub struct Stop {
     /// The node's place among the nodes.
     pub before: usize,
-    /// What is looked at.
+    /// What is looked at; nothing where only a part ends.
     pub snapshots: Vec<Snapshot>,
 }
 

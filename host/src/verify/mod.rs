@@ -1,7 +1,8 @@
 //! From what a guest says to what may reach a backend.
 //!
 //! [`tensor`] checks one tensor against the buffer that it lies in; [`rules`] holds a node against the rules of its operation, which [`ops`] lists;
-//! [`graph`] checks a whole graph; [`indices`] plans how contents that address memory are kept from changing. A [`graph::VerifiedGraph`] comes
+//! [`graph`] checks a whole graph; [`indices`] plans how contents that address memory are kept from changing,
+//! and `parts` which nodes are computed together. A [`graph::VerifiedGraph`] comes
 //! from there alone, and nothing else is computed. docs/verifier.md lists the rules.
 #![forbid(unsafe_code)]
 
@@ -11,9 +12,11 @@ pub mod indices;
 pub mod layout;
 pub mod node;
 pub mod ops;
+mod parts;
 pub mod rules;
 pub mod tensor;
 pub mod types;
+pub mod work;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,6 +8,7 @@ use super::VerifyError;
 use super::node::{Node, Target};
 use super::ops;
 use super::tensor::CheckedTensor;
+use super::work::{Tasks, Work};
 use apir_ggml::{OpKind, OpTable, TypeInfo, Version};
 use apir_protocol::tensor::{MAX_SOURCES, PARAM_WORDS};
 
@@ -37,8 +38,10 @@ pub struct OpRule {
     pub reads_result: bool,
     /// What else must hold, looked at in this order.
     pub clauses: &'static [Clause],
-    /// Bytes of work memory for a number of threads; none when 64 bits do not hold them.
-    pub work: fn(&Node<'_>, u64) -> Option<u64>,
+    /// How many threads ggml plans the CPU kernel for.
+    pub tasks: Tasks,
+    /// Work memory of the CPU kernel.
+    pub work: Work,
 }
 
 impl OpRule {
@@ -54,7 +57,8 @@ impl OpRule {
         writes: &[],
         reads_result: false,
         clauses: &[],
-        work: |_, _| Some(0),
+        tasks: Tasks::ALL,
+        work: Work::NONE,
     };
 }
 
@@ -67,6 +71,19 @@ pub struct Source {
     pub optional: bool,
     /// Whether a CPU kernel bears it without elements though the result has some.
     pub or_empty: bool,
+    /// How it may be made of blocks on a CPU.
+    pub blocks: Blocks,
+}
+
+/// What CPU kernels do with a source that is made of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocks {
+    /// They take none.
+    None,
+    /// They find them by its strides, or do not look at them.
+    ByStrides,
+    /// One of their ways, or one of some release, counts them: they lie dense.
+    Counted,
 }
 
 impl Source {
@@ -75,18 +92,24 @@ impl Source {
     pub const fn or_empty(self) -> Self {
         Self { or_empty: true, ..self }
     }
+
+    /// A source that may be made of blocks.
+    #[must_use]
+    pub const fn blocks(self, blocks: Blocks) -> Self {
+        Self { blocks, ..self }
+    }
 }
 
 /// A source that must be there.
 #[must_use]
 pub const fn need(name: &'static str) -> Source {
-    Source { name, optional: false, or_empty: false }
+    Source { name, optional: false, or_empty: false, blocks: Blocks::None }
 }
 
 /// A source that may be absent.
 #[must_use]
 pub const fn may(name: &'static str) -> Source {
-    Source { name, optional: true, or_empty: false }
+    Source { name, optional: true, or_empty: false, blocks: Blocks::None }
 }
 
 /// Something that must hold.
@@ -166,6 +189,12 @@ impl Read {
 /// What [`OpRule::check`] asks of every result, and of sources that are written too.
 pub const WRITTEN_APART: &str = "no two elements of what is written share bytes";
 
+/// What [`OpRule::check`] asks of sources that a CPU kernel takes without blocks only.
+pub const NO_BLOCKS: &str = "a CPU kernel takes blocks only where the rule says so";
+
+/// What [`OpRule::check`] asks of sources whose blocks a CPU kernel counts.
+pub const DENSE_BLOCKS: &str = "blocks that a CPU kernel takes as they are lie dense";
+
 /// Whether something holds; if not, what should.
 pub type Checked = Result<(), &'static str>;
 
@@ -184,7 +213,9 @@ impl OpRule {
                 return Err(clause.what);
             }
         }
-        match (self.work)(node, node.target.threads) {
+        self.check_blocks(node)?;
+        // Some release may plan any kernel for all threads.
+        match self.work.planned(node, Tasks::ALL, node.target.threads) {
             Some(bytes) if bytes <= MAX_WORK => Ok(()),
             _ => Err("the work buffer of a CPU backend takes at most 4 GiB"),
         }
@@ -206,6 +237,20 @@ impl OpRule {
         let empty = |slot: usize| node.opt(slot).is_some_and(CheckedTensor::is_empty);
         if !node.d.is_empty() && (0..MAX_SOURCES).any(|slot| empty(slot) && !bears(slot)) {
             return Err("a result with elements has no source without");
+        }
+        Ok(())
+    }
+
+    fn check_blocks(&self, node: &Node<'_>) -> Checked {
+        if !node.target.cpu {
+            return Ok(());
+        }
+        for (slot, source) in self.sources.iter().enumerate() {
+            match (source.blocks, node.opt(slot).filter(|tensor| tensor.info().is_block())) {
+                (Blocks::None, Some(_)) => return Err(NO_BLOCKS),
+                (Blocks::Counted, Some(tensor)) if !tensor.is_dense() => return Err(DENSE_BLOCKS),
+                _ => {}
+            }
         }
         Ok(())
     }

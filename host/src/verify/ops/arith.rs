@@ -3,8 +3,9 @@
 
 use crate::verify::layout::lie_apart;
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, Read, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, Read, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32, I32, is_float, is_writable_block};
+use crate::verify::work::{Tasks, Work};
 
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
 const PACKED: Clause =
@@ -32,9 +33,9 @@ fn block_sum(n: &Node<'_>) -> bool {
         && d.has_rising_strides()
 }
 
-fn block_work(n: &Node<'_>, threads: u64) -> Option<u64> {
-    if n.s(0).info().is_block() { (4 * n.s(0).ne()[0] as u64).checked_mul(threads) } else { Some(0) }
-}
+const BLOCK_WORK: Work = Work::each("a row of a as F32, if it is made of blocks", |n| {
+    Some(if n.s(0).info().is_block() { 4 * n.s(0).ne()[0] as u64 } else { 0 })
+});
 
 const BINARY: OpRule = OpRule {
     name: "",
@@ -79,6 +80,7 @@ const PATCH: OpRule = OpRule {
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "ADD",
+        sources: &[need("a").blocks(Blocks::ByStrides), need("b")],
         clauses: &[
             must("the types of a, b and the result go together, and blocks have b's shape", |n| {
                 float_types(n) || block_sum(n)
@@ -87,14 +89,15 @@ pub const RULES: &[OpRule] = &[
             REPEATS,
             PACKED,
         ],
-        work: block_work,
+        work: BLOCK_WORK,
         ..BINARY
     },
-    OpRule { name: "SUB", ..BINARY },
+    OpRule { name: "SUB", tasks: Tasks::ONE, ..BINARY },
     OpRule { name: "MUL", ..BINARY },
     OpRule { name: "DIV", ..BINARY },
     OpRule {
         name: "ADD1",
+        sources: &[need("a").blocks(Blocks::ByStrides), need("b")],
         clauses: &[
             must("the result has a's type, and b is F32 or, beside floats of 16 bits, of a's type", |n| {
                 let (a, b) = (n.s(0).type_(), n.s(1).type_());
@@ -106,7 +109,7 @@ pub const RULES: &[OpRule] = &[
                 n.s(0).has_even_rows() && n.d.has_even_rows()
             }),
         ],
-        work: block_work,
+        work: BLOCK_WORK,
         ..BINARY
     },
     OpRule {
@@ -127,7 +130,6 @@ pub const RULES: &[OpRule] = &[
                 n.d.has_packed_rows() && n.sources().all(|source| source.has_packed_rows())
             }),
         ],
-        work: block_work,
         ..BINARY
     },
     OpRule {
@@ -137,6 +139,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "SET",
+        tasks: Tasks::ONE,
         clauses: &[
             must("all are F32, or all I32", |n| n.all_are(F32) || n.all_are(I32)),
             SHAPE_OF_A,

@@ -2,30 +2,32 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::node::Node;
-use crate::verify::rules::{Cap, OpRule, may, must, need};
+use crate::verify::rules::{Blocks, Cap, OpRule, may, must, need};
 use crate::verify::types::{F16, F32, dot_type, is_float, is_readable_block};
+use crate::verify::work::Work;
 
 /// Rows of a tile of queries and of a tile of keys in the CPU kernel.
 const TILE: u64 = 64;
 
-/// Floats of scratch: the larger of what the kernel takes for many queries and for one.
-fn work(n: &Node<'_>, threads: u64) -> Option<u64> {
+/// The larger of what the kernel takes for many queries and for one.
+const WORK: Work = Work::each("tiles for many queries, or a sum for each head and a row for one", |n| {
     let (key, value) = (n.s(1).ne()[0] as u64, n.s(2).ne()[0] as u64);
     let heads = n.s(0).ne()[2] as u64;
-    let rows = TILE.checked_mul(2 * key + 2 * value + 2 * TILE)?;
-    let prefill = threads.checked_mul(rows)?;
-    let decode = heads
-        .checked_mul(threads)?
-        .checked_mul(2 + value)?
-        .checked_add(threads.checked_mul(key + 2 * value)?)?;
-    prefill.max(decode).checked_mul(4)
-}
+    let many = TILE.checked_mul(2 * key + 2 * value + 2 * TILE)?;
+    let one = heads.checked_mul(2 + value)?.checked_add(key + 2 * value)?;
+    many.max(one).checked_mul(4)
+});
 
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "FLASH_ATTN_EXT",
-        sources: &[need("q"), need("k"), need("v"), may("mask"), may("sinks")],
+        sources: &[
+            need("q"),
+            need("k").blocks(Blocks::ByStrides),
+            need("v").blocks(Blocks::ByStrides),
+            may("mask"),
+            may("sinks"),
+        ],
         params: &["scale", "max bias", "softcap", "precision", "n_kv_max"],
         capped_params: &[Cap { word: 4, what: "the number of keys", most: |n| n.s(1).ne()[1] }],
         clauses: &[
@@ -79,12 +81,12 @@ pub const RULES: &[OpRule] = &[
             }),
             must("n_kv_max is not negative", |n| n.p(4) >= 0),
         ],
-        work,
+        work: WORK,
         ..OpRule::BLANK
     },
     OpRule {
         name: "LIGHTNING_INDEXER",
-        sources: &[need("q"), need("k"), need("weights"), need("mask")],
+        sources: &[need("q"), need("k").blocks(Blocks::ByStrides), need("weights"), need("mask")],
         clauses: &[
             must(
                 "q, weights and the result are F32, mask is F16, k a float type or blocks that become floats",
@@ -113,7 +115,7 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [n.s(1).ne()[2], q[2], 1, q[3]]
             }),
         ],
-        work: |n, threads| (4 * n.s(1).ne()[0] as u64).checked_mul(threads),
+        work: Work::each("a row of k as F32", |n| Some(4 * n.s(1).ne()[0] as u64)),
         ..OpRule::BLANK
     },
 ];

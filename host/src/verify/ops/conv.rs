@@ -4,8 +4,9 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32};
+use crate::verify::work::Work;
 
 /// Strides, pads and dilations stay far from the ends of a C int.
 const MAX_STEP: i64 = 1 << 20;
@@ -47,6 +48,11 @@ fn fits_patches(n: &Node<'_>, elements: i64, outputs: i64) -> bool {
     let bytes = (elements as u64).checked_mul(size).and_then(|patch| patch.checked_add(4 * outputs as u64));
     bytes.is_some_and(|bytes| bytes <= PATCHES)
 }
+
+const TRANSPOSED: Work = Work::together("kernel and image as the kernel's type", |n| {
+    let elements = n.s(0).elements().checked_add(n.s(1).elements())? as u64;
+    elements.checked_mul(u64::from(n.s(0).info().size))
+});
 
 /// What IM2COL makes of an image: [elements of a patch, places, places, images].
 fn columns(n: &Node<'_>, kernel: [i64; 4], image: [i64; 4]) -> Option<[i64; 4]> {
@@ -93,7 +99,7 @@ const STEPS_IM2COL: Clause =
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "IM2COL",
-        sources: &[need("kernel"), need("image")],
+        sources: &[need("kernel").blocks(Blocks::ByStrides), need("image")],
         params: PARAMS_IM2COL,
         clauses: &[
             must("image and result are F32 or F16, the image as the result or F32", |n| {
@@ -131,7 +137,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "IM2COL_3D",
-        sources: &[need("kernel"), need("image")],
+        sources: &[need("kernel").blocks(Blocks::ByStrides), need("image")],
         params: &[
             "stride 0",
             "stride 1",
@@ -208,7 +214,7 @@ pub const RULES: &[OpRule] = &[
                 fits_patches(n, (width * height).saturating_mul(channels), outputs)
             }),
         ],
-        work: |_, _| Some(PATCHES),
+        work: Work::together("16 MiB of patches", |_| Some(PATCHES)),
         ..OpRule::BLANK
     },
     OpRule {
@@ -253,7 +259,7 @@ pub const RULES: &[OpRule] = &[
                 fits_patches(n, (width * height).saturating_mul(depth).saturating_mul(n.p(9)), n.p(11))
             }),
         ],
-        work: |_, _| Some(PATCHES),
+        work: Work::together("16 MiB of patches", |_| Some(PATCHES)),
         ..OpRule::BLANK
     },
     OpRule {
@@ -309,10 +315,7 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [(length - 1) * n.p(0) + size, outputs, 1, 1]
             }),
         ],
-        work: |n, _| {
-            let elements = n.s(0).elements().checked_add(n.s(1).elements())? as u64;
-            elements.checked_mul(4)
-        },
+        work: TRANSPOSED,
         ..OpRule::BLANK
     },
     OpRule {
@@ -332,10 +335,7 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [out(0), out(1), kernel[2], image[3]]
             }),
         ],
-        work: |n, _| {
-            let elements = n.s(0).elements().checked_add(n.s(1).elements())? as u64;
-            elements.checked_mul(4)
-        },
+        work: TRANSPOSED,
         ..OpRule::BLANK
     },
 ];

@@ -1,9 +1,9 @@
 //! Copies, with and without a change of type.
 #![forbid(unsafe_code)]
 
-use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32, I32, is_float, is_readable_block, is_writable_block};
+use crate::verify::work::Work;
 
 const SAME_TYPE: Clause = must("the result has a's type", |n| n.t() == n.s(0).type_());
 const SAME_COUNT: Clause =
@@ -22,31 +22,32 @@ fn converts(from: u32, to: u32) -> bool {
         || is_readable_block(from) && to == F32
 }
 
-fn work(n: &Node<'_>, threads: u64) -> Option<u64> {
-    let pair = (n.s(0).type_(), n.t());
-    let through_floats =
-        n.d.info().is_block() || matches!(pair, (F16, BF16) | (BF16, F16) | (F32, I32) | (I32, F32));
-    if through_floats { (4 * n.d.ne()[0] as u64).checked_mul(threads) } else { Some(0) }
-}
+const WORK: Work =
+    Work::each("a row as F32, to blocks and between types that have only F32 in common", |n| {
+        let pair = (n.s(0).type_(), n.t());
+        let through_floats =
+            n.d.info().is_block() || matches!(pair, (F16, BF16) | (BF16, F16) | (F32, I32) | (I32, F32));
+        Some(if through_floats { 4 * n.d.ne()[0] as u64 } else { 0 })
+    });
 
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "DUP",
-        sources: &[need("a")],
+        sources: &[need("a").blocks(Blocks::ByStrides)],
         result: ResultPlace::InPlace,
         clauses: &[SAME_TYPE, must("the result has a's shape", |n| n.d.same_shape(n.s(0)))],
-        work,
+        work: WORK,
         ..OpRule::BLANK
     },
     OpRule {
         name: "CONT",
-        sources: &[need("a")],
+        sources: &[need("a").blocks(Blocks::ByStrides)],
         clauses: &[SAME_TYPE, SAME_COUNT, WHOLE_BLOCKS],
         ..OpRule::BLANK
     },
     OpRule {
         name: "CPY",
-        sources: &[need("a"), need("target")],
+        sources: &[need("a").blocks(Blocks::ByStrides), need("target").blocks(Blocks::ByStrides)],
         result: ResultPlace::Target,
         clauses: &[
             must("a CPU kernel turns a's type into the target's", |n| {
@@ -71,7 +72,7 @@ pub const RULES: &[OpRule] = &[
                         && d.elements() < 1 << 32
             }),
         ],
-        work,
+        work: WORK,
         ..OpRule::BLANK
     },
 ];

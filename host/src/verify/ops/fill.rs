@@ -4,6 +4,7 @@
 use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::{F16, F32};
+use crate::verify::work::Tasks;
 
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
 const DENSE: Clause = must("a is dense, and so is the result", |n| n.s(0).is_dense() && n.d.is_dense());
@@ -51,6 +52,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "DIAG",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[
             ALL_F32,

@@ -3,6 +3,7 @@
 
 use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32};
+use crate::verify::work::Tasks;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const DENSE: Clause = must("the sources are dense, and so is the result", |n| {
@@ -17,6 +18,7 @@ fn windows(length: i64, width: i64) -> i64 {
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "WIN_PART",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         params: &["windows 0", "windows 1", "width"],
         clauses: &[
@@ -37,6 +39,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "WIN_UNPART",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         params: &["width"],
         clauses: &[
@@ -52,6 +55,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "GET_REL_POS",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[
             must("a is F16 or BF16, and so is the result", |n| {

@@ -3,12 +3,18 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, Read, must, need};
-use crate::verify::types::{BF16, F16, F32, I32, dot_type, is_readable_block};
+use crate::verify::rules::{Blocks, Clause, OpRule, Read, must, need};
+use crate::verify::types::{BF16, F16, F32, I32, Q8_K, dot_type, is_readable_block};
+use crate::verify::work::{Bytes, Work};
 use apir_ggml::TypeInfo;
 
 /// Scratch of a thread's tiles, and the lines that keep threads apart.
 const TILES: u64 = (512 << 10) + 256;
+/// Since ggml 0.26; before that panels of fewer than 16 bytes for each element of a row.
+const TILED: Work = Work::each("tiles, where a is a k-quant or iq type", |n| {
+    let panel = 16 * n.s(0).ne()[0] as u64;
+    Some(if dot_type(n.s(0).type_()) == Some(Q8_K) { TILES.max(panel) } else { 0 })
+});
 /// Most bytes between two threads' counters.
 const CACHE_LINE: u64 = 256;
 
@@ -41,6 +47,8 @@ fn converted(n: &Node<'_>) -> Option<u64> {
     dot.row_size(n.s(1).elements() as u64)
 }
 
+const CONVERTED: &str = "b as the type that a is multiplied with, unless it is that";
+
 fn is_precision(value: i64) -> bool {
     matches!(value, 0 | 10 | 15 | 20 | 30 | 40)
 }
@@ -55,7 +63,7 @@ const PRECISION: Clause =
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "MUL_MAT",
-        sources: &[need("a"), need("b")],
+        sources: &[need("a").blocks(Blocks::ByStrides), need("b").blocks(Blocks::Counted)],
         params: &["precision", "hint", "", "precision of b"],
         clauses: &[
             must(
@@ -82,12 +90,12 @@ pub const RULES: &[OpRule] = &[
                         && width.count_ones() == 1
             }),
         ],
-        work: |n, threads| converted(n).unwrap_or(0).checked_add(threads.checked_mul(TILES)?),
+        work: Work { together: Bytes { what: CONVERTED, of: |n| Some(converted(n).unwrap_or(0)) }, ..TILED },
         ..OpRule::BLANK
     },
     OpRule {
         name: "MUL_MAT_ID",
-        sources: &[need("a"), need("b"), need("ids")],
+        sources: &[need("a").blocks(Blocks::ByStrides), need("b").blocks(Blocks::Counted), need("ids")],
         params: &["precision", "", "", "precision of b"],
         reads: &[Read::Index { source: 2, below: "the matrices of a", bound: |n| n.s(0).ne()[2] }],
         clauses: &[
@@ -109,17 +117,22 @@ pub const RULES: &[OpRule] = &[
             }),
             PRECISION,
         ],
-        work: |n, threads| {
-            let (experts, ids) = (n.s(0).ne()[2] as u64, n.s(2).elements() as u64);
-            let map = ids.checked_mul(8)?.checked_add(8 + CACHE_LINE)?.checked_mul(experts)?;
-            let rest = threads.checked_mul(TILES)?.checked_add(CACHE_LINE)?;
-            converted(n).unwrap_or(0).checked_add(map)?.checked_add(rest)
+        work: Work {
+            together: Bytes {
+                what: "b as in MUL_MAT, and for each matrix a counter and room for all ids",
+                of: |n| {
+                    let (experts, ids) = (n.s(0).ne()[2] as u64, n.s(2).elements() as u64);
+                    let map = ids.checked_mul(8)?.checked_add(8 + CACHE_LINE)?.checked_mul(experts)?;
+                    converted(n).unwrap_or(0).checked_add(map)?.checked_add(CACHE_LINE)
+                },
+            },
+            ..TILED
         },
         ..OpRule::BLANK
     },
     OpRule {
         name: "OUT_PROD",
-        sources: &[need("a"), need("b")],
+        sources: &[need("a").blocks(Blocks::ByStrides), need("b")],
         clauses: &[
             must("a is F32, F16 or blocks that become floats, b and the result F32", |n| {
                 let a = n.s(0).type_();
@@ -138,7 +151,10 @@ pub const RULES: &[OpRule] = &[
             }),
             must("the rows of a are packed", |n| n.s(0).has_packed_rows()),
         ],
-        work: |n, threads| (4 * n.s(0).ne()[0] as u64).checked_mul(threads),
+        work: Work::each("a row of a as F32, unless it is that", |n| {
+            let floats = n.s(0).type_() == F32;
+            Some(if floats { 0 } else { 4 * n.s(0).ne()[0] as u64 })
+        }),
         ..OpRule::BLANK
     },
 ];

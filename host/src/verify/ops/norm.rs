@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, ResultPlace, may, must, need};
 use crate::verify::types::{F16, F32};
+use crate::verify::work::{Shares, Tasks, Work};
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
@@ -19,10 +19,6 @@ const EPS: Clause = must("eps is finite and not negative", |n| fit_eps(n.f(0)));
 
 fn fit_eps(eps: f32) -> bool {
     eps.is_finite() && eps >= 0.0
-}
-
-fn row_work(n: &Node<'_>, threads: u64) -> Option<u64> {
-    (4 * n.d.ne()[0] as u64).checked_mul(threads)
 }
 
 const ROW_NORM: OpRule = OpRule {
@@ -108,7 +104,11 @@ pub const RULES: &[OpRule] = &[
                 bias == 0.0 || bias > 0.0 && bias.is_finite() && !n.lacks(1)
             }),
         ],
-        work: row_work,
+        tasks: Tasks::ROWS,
+        work: Work {
+            shares: Shares::Busy,
+            ..Work::each("a row, if it has one to compute", |n| Some(4 * n.d.ne()[0] as u64))
+        },
         ..OpRule::BLANK
     },
     OpRule {

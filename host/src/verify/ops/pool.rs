@@ -4,6 +4,7 @@
 use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, must, need};
 use crate::verify::types::{F16, F32};
+use crate::verify::work::Tasks;
 
 /// Pools stay far from the ends of a C int.
 const MAX_STEP: i64 = 1 << 20;
@@ -39,6 +40,7 @@ const PARAMS_2D: &[&str] = &["mode", "size 0", "size 1", "stride 0", "stride 1",
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "POOL_1D",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         params: &["mode", "size", "stride", "pad"],
         clauses: &[
@@ -57,6 +59,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "POOL_2D",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         params: PARAMS_2D,
         clauses: &[
@@ -72,6 +75,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "POOL_2D_BACK",
+        tasks: Tasks::ONE,
         sources: &[need("gradient"), need("input")],
         params: PARAMS_2D,
         clauses: &[

@@ -5,6 +5,7 @@ use crate::verify::layout::divides;
 use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, Read, may, must, need};
 use crate::verify::types::{F32, I32};
+use crate::verify::work::{Tasks, Work};
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const DENSE: Clause = must("the sources are dense", |n| n.sources().all(|source| source.is_dense()));
@@ -42,6 +43,7 @@ fn outputs_and_states(n: &Node<'_>, state: usize) -> bool {
 
 const WKV: OpRule = OpRule {
     name: "",
+    tasks: Tasks::HEADS,
     sources: &[need("k"), need("v"), need("r"), need("first"), need("decay"), need("state")],
     clauses: &[
         ALL_F32,
@@ -140,6 +142,7 @@ pub const RULES: &[OpRule] = &[
     OpRule { name: "RWKV_WKV6", ..WKV },
     OpRule {
         name: "GATED_LINEAR_ATTN",
+        tasks: Tasks::HEADS,
         sources: &[need("k"), need("v"), need("q"), need("gate"), need("state")],
         params: &["scale"],
         clauses: &[
@@ -155,6 +158,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "RWKV_WKV7",
+        tasks: Tasks::HEADS,
         sources: &[need("r"), need("w"), need("k"), need("v"), need("a"), need("b"), need("state")],
         clauses: &[
             ALL_F32,
@@ -204,11 +208,11 @@ pub const RULES: &[OpRule] = &[
                 n.d.is_matrix() && i128::from(n.d.ne()[0]) == size * heads && i128::from(n.d.ne()[1]) == rows
             }),
         ],
-        work: |n, threads| {
+        work: Work::each("a row of v, for several snapshots also a state", |n| {
             let size = n.s(2).ne()[0] as u64;
             let square = if n.p(0) > 1 { size.checked_mul(size)? } else { 0 };
-            size.checked_add(square)?.checked_mul(4)?.checked_mul(threads)
-        },
+            size.checked_add(square)?.checked_mul(4)
+        }),
         ..OpRule::BLANK
     },
     OpRule {

@@ -3,6 +3,7 @@
 
 use crate::verify::rules::{Clause, OpRule, must, need};
 use crate::verify::types::{F32, I32, I64, is_float};
+use crate::verify::work::{Tasks, Work};
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const PACKED: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
@@ -13,6 +14,7 @@ const ROW_SUMS: Clause = must("the result has one element for each row of a", |n
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "SUM",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[
             must("a is a float type, and so is the result", |n| {
@@ -28,13 +30,21 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "SUM_ROWS",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[ALL_F32, ROW_SUMS, PACKED],
         ..OpRule::BLANK
     },
-    OpRule { name: "MEAN", sources: &[need("a")], clauses: &[ALL_F32, ROW_SUMS, PACKED], ..OpRule::BLANK },
+    OpRule {
+        name: "MEAN",
+        tasks: Tasks::ONE,
+        sources: &[need("a")],
+        clauses: &[ALL_F32, ROW_SUMS, PACKED],
+        ..OpRule::BLANK
+    },
     OpRule {
         name: "ARGMAX",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[
             must("a is F32, the result I32", |n| n.s(0).type_() == F32 && n.t() == I32),
@@ -59,7 +69,7 @@ pub const RULES: &[OpRule] = &[
             must("a is a matrix", |n| n.s(0).is_matrix()),
             must("there are fewer than 2^30 elements", |n| n.s(0).elements() < 1 << 30),
         ],
-        work: |_, threads| threads.checked_mul(8),
+        work: Work::each("a count", |_| Some(8)),
         ..OpRule::BLANK
     },
 ];

@@ -1,8 +1,9 @@
 //! Repeating, joining, padding, resizing, and tensors made of parameters.
 #![forbid(unsafe_code)]
 
-use crate::verify::rules::{Clause, OpRule, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, must, need};
 use crate::verify::types::{BF16, F16, F32, I8, I16, I32};
+use crate::verify::work::Tasks;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const PACKED: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
@@ -17,6 +18,7 @@ const MAX_PAD: i64 = 1 << 30;
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "REPEAT",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[
             must("a is F32, I32, F16, BF16 or I16, and so is the result", |n| {
@@ -30,13 +32,17 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "REPEAT_BACK",
+        tasks: Tasks::ONE,
         sources: &[need("a")],
         clauses: &[ALL_F32, must("the result repeats to a's shape", |n| n.d.repeats_into(n.s(0))), PACKED],
         ..OpRule::BLANK
     },
     OpRule {
         name: "CONCAT",
-        sources: &[need("a").or_empty(), need("b").or_empty()],
+        sources: &[
+            need("a").or_empty().blocks(Blocks::ByStrides),
+            need("b").or_empty().blocks(Blocks::ByStrides),
+        ],
         params: &["dim"],
         clauses: &[
             must("all have one type", |n| n.all_are(n.t())),

@@ -4,6 +4,7 @@
 use crate::verify::node::Node;
 use crate::verify::rules::{OpRule, ResultPlace, may, must, need};
 use crate::verify::types::{F16, F32, I32};
+use crate::verify::work::Work;
 
 /// Four positions for each token, in sections of the row.
 const SECTIONED: i64 = 8;
@@ -91,7 +92,7 @@ const ROPE: OpRule = OpRule {
             |n| has_factors(n) && n.fits(2, |factors| factors.is_vector() && factors.has_packed_rows()),
         ),
     ],
-    work: |n, threads| (4 * n.d.ne()[0] as u64).checked_mul(threads),
+    work: Work::each("a sine and a cosine for each pair of a row", |n| Some(4 * n.d.ne()[0] as u64)),
     ..OpRule::BLANK
 };
 

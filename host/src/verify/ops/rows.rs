@@ -2,15 +2,17 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::rules::{Clause, OpRule, Read, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, Read, ResultPlace, must, need};
 use crate::verify::types::{F16, F32, I32, I64, is_float, is_readable_block, is_writable_block};
+use crate::verify::work::{Tasks, Work};
 
 const PACKED_A: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
 
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "GET_ROWS",
-        sources: &[need("a"), need("ids")],
+        tasks: Tasks::ONE,
+        sources: &[need("a").blocks(Blocks::ByStrides), need("ids")],
         reads: &[Read::Index { source: 1, below: "the rows of a", bound: |n| n.s(0).ne()[1] }],
         clauses: &[
             must(
@@ -35,6 +37,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "GET_ROWS_BACK",
+        tasks: Tasks::ONE,
         sources: &[need("a"), need("ids")],
         reads: &[Read::Index { source: 1, below: "the rows of the result", bound: |n| n.d.ne()[1] }],
         clauses: &[
@@ -53,7 +56,9 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "SET_ROWS",
-        sources: &[need("a").or_empty(), need("ids").or_empty(), need("target")],
+        // All threads in 0.28, which plans for them.
+        tasks: Tasks::ONE,
+        sources: &[need("a").or_empty(), need("ids").or_empty(), need("target").blocks(Blocks::ByStrides)],
         result: ResultPlace::Over(2),
         reads: &[Read::Index { source: 1, below: "the rows of the target", bound: |n| n.d.ne()[1] }],
         clauses: &[
@@ -78,7 +83,10 @@ pub const RULES: &[OpRule] = &[
                 n.s(0).has_packed_rows() && n.d.has_packed_rows()
             }),
         ],
-        work: |n, threads| (4 * n.s(0).ne()[0] as u64).checked_mul(threads),
+        work: Work::each("a row of a as F32, from F16 to another type", |n| {
+            let through_floats = n.s(0).type_() == F16 && n.t() != F16;
+            Some(if through_floats { 4 * n.s(0).ne()[0] as u64 } else { 0 })
+        }),
         ..OpRule::BLANK
     },
 ];

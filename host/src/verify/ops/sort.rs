@@ -3,6 +3,7 @@
 
 use crate::verify::rules::{Clause, OpRule, Read, must, need};
 use crate::verify::types::{F32, I32};
+use crate::verify::work::Work;
 
 const TYPES: Clause = must("a is F32, the result I32", |n| n.s(0).type_() == F32 && n.t() == I32);
 const DENSE: Clause = must("a is dense", |n| n.s(0).is_dense());
@@ -34,7 +35,7 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne()[0] >= 1 && n.d.ne()[0] <= n.s(0).ne()[0] && n.d.ne()[1..] == n.s(0).ne()[1..]
             }),
         ],
-        work: |n, threads| (4 * n.s(0).ne()[0] as u64).checked_mul(threads),
+        work: Work::each("an index for each element of a row", |n| Some(4 * n.s(0).ne()[0] as u64)),
         ..OpRule::BLANK
     },
 ];

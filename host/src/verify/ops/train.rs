@@ -3,6 +3,7 @@
 
 use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::F32;
+use crate::verify::work::Work;
 use apir_ggml::abi::FLAG_PARAM;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
@@ -21,7 +22,7 @@ pub const RULES: &[OpRule] = &[
             must("labels has the shape of logits", |n| n.s(1).same_shape(n.s(0))),
             must("the result is a scalar", |n| n.d.is_scalar()),
         ],
-        work: |n, threads| (n.s(0).ne()[0] as u64 + 1).checked_mul(4)?.checked_mul(threads),
+        work: Work::each("a sum and a row of logits", |n| Some(4 * (n.s(0).ne()[0] as u64 + 1))),
         ..OpRule::BLANK
     },
     OpRule {

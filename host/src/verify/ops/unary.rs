@@ -4,6 +4,7 @@
 use crate::verify::node::Node;
 use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
 use crate::verify::types::{BF16, F16, F32, is_float};
+use crate::verify::work::Tasks;
 
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
 const PACKED: Clause =
@@ -31,6 +32,7 @@ const XIELU: i64 = 17;
 
 const MAP: OpRule = OpRule {
     name: "",
+    tasks: Tasks::ONE,
     sources: &[need("a")],
     result: ResultPlace::InPlace,
     clauses: &[must("a is a float type, the result of the same or F32", maps), SHAPE_OF_A, PACKED],
@@ -45,6 +47,12 @@ pub const RULES: &[OpRule] = &[
     OpRule { name: "COS", ..MAP },
     OpRule {
         name: "UNARY",
+        tasks: Tasks {
+            what: "1; GELU, its variants, SILU and XIELU all threads",
+            most: |n| {
+                if matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF | XIELU) { u64::MAX } else { 1 }
+            },
+        },
         params: &["map", "alpha n", "alpha p", "beta", "eps"],
         clauses: &[
             must("map is 0 to 21", |n| (0..=21).contains(&n.p(0))),

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, ResultPlace, must, need};
+use crate::verify::work::Tasks;
 
 const SAME_TYPE: Clause = must("the result has a's type", |n| n.t() == n.s(0).type_());
 const SAME_START: Clause =
@@ -22,7 +23,13 @@ fn moves(n: &Node<'_>, to: impl Fn(usize) -> usize) -> bool {
     })
 }
 
-const VIEW: OpRule = OpRule { name: "", sources: &[need("a")], result: ResultPlace::View, ..OpRule::BLANK };
+const VIEW: OpRule = OpRule {
+    name: "",
+    sources: &[need("a").blocks(Blocks::ByStrides)],
+    tasks: Tasks::ONE,
+    result: ResultPlace::View,
+    ..OpRule::BLANK
+};
 
 pub const RULES: &[OpRule] = &[
     OpRule {

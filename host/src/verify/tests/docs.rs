@@ -1,11 +1,16 @@
 //! docs/verifier.md lists the rules as they are. `APIR_UPDATE_DOCS=1` rewrites its generated part.
 
 use super::super::ops::FAMILIES;
-use super::super::rules::{OpRule, Read, ResultPlace};
+use super::super::rules::{Blocks, OpRule, Read, ResultPlace};
 use std::fmt::Write;
 
-const BEGIN: &str = "<!-- Generated from host/src/verify/ops by its test: begin -->\n";
-const END: &str = "<!-- Generated from host/src/verify/ops by its test: end -->";
+/// What the test writes lies between two lines that name it.
+fn replace(page: &str, what: &str, text: &str) -> String {
+    let mark = |end: &str| format!("<!-- Generated from host/src/verify/ops by its test: {what}{end} -->\n");
+    let (before, rest) = page.split_once(&mark("begin")).unwrap();
+    let (_, after) = rest.split_once(&mark("end")).unwrap();
+    format!("{before}{}{text}{}{after}", mark("begin"), mark("end"))
+}
 
 fn result(place: ResultPlace, rule: &OpRule) -> String {
     match place {
@@ -66,23 +71,48 @@ fn describe(rule: &OpRule, text: &mut String) {
     }
 }
 
+/// How sources may be made of blocks: by strides, dense, or not at all.
+fn blocks(rule: &OpRule) -> String {
+    let mut parts = Vec::new();
+    for (kind, words) in [(Blocks::ByStrides, "by strides"), (Blocks::Counted, "dense")] {
+        let of_kind = rule.sources.iter().filter(|source| source.blocks == kind);
+        let names: Vec<_> = of_kind.map(|source| source.name).collect();
+        if !names.is_empty() {
+            parts.push(format!("{} {words}", names.join(", ")));
+        }
+    }
+    parts.join("; ")
+}
+
+fn kernel(rule: &OpRule, text: &mut String) {
+    let (together, share) = (rule.work.together.what, rule.work.share.what);
+    let _ =
+        writeln!(text, "| {} | {} | {together} | {share} | {} |", rule.name, rule.tasks.what, blocks(rule));
+}
+
 #[test]
 fn the_rules_in_the_docs_are_those_of_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/verifier.md");
+    let mut kernels =
+        "\n| operation | tasks | work memory together | and for each thread | blocks |\n".to_owned();
+    kernels.push_str("|---|---|---|---|---|\n");
     let mut rules = String::new();
     for (title, family) in FAMILIES {
         let _ = write!(rules, "\n### {title}\n");
         for rule in *family {
             describe(rule, &mut rules);
+            if rule.result != ResultPlace::View {
+                kernel(rule, &mut kernels);
+            }
         }
     }
+    kernels.push('\n');
     rules.push('\n');
-    let page = std::fs::read_to_string(path).unwrap();
-    let (before, rest) = page.split_once(BEGIN).unwrap();
-    let (found, after) = rest.split_once(END).unwrap();
+    let found = std::fs::read_to_string(path).unwrap();
+    let page = replace(&replace(&found, "kernels, ", &kernels), "", &rules);
     if std::env::var_os("APIR_UPDATE_DOCS").is_some() {
-        std::fs::write(path, format!("{before}{BEGIN}{rules}{END}{after}")).unwrap();
+        std::fs::write(path, page).unwrap();
     } else {
-        assert!(found == rules, "docs/verifier.md is stale: run this test with APIR_UPDATE_DOCS=1");
+        assert!(found == page, "docs/verifier.md is stale: run this test with APIR_UPDATE_DOCS=1");
     }
 }

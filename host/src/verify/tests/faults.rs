@@ -1,6 +1,7 @@
 //! Faults that were seen in ggml's own release build: each of these nodes read or wrote outside its tensors, divided by zero, never ended, or
 //! ended the process.
 
+use super::super::rules::DENSE_BLOCKS;
 use super::super::types::*;
 use super::honest::{bits, case, cases, f};
 use super::{Case, op, rules, t};
@@ -24,6 +25,13 @@ fn reshape(tensor: &mut RawTensor, ne: &[i64]) {
 
 const IQ2_XXS: u32 = 16;
 
+/// Makes a MUL_MAT one of two planes of nine rows, b of what a type is multiplied with.
+fn multiply_blocks(case: &mut Case, type_: u32) {
+    *source(case, 0) = t(type_, &[256, 8]);
+    *source(case, 1) = t(dot_type(type_).unwrap(), &[256, 9, 2]);
+    case.d = t(F32, &[8, 9, 2]);
+}
+
 /// Operation, fault, part of the refusal, change to the honest node.
 const FAULTS: &[(&str, &str, &str, Change)] = &[
     ("MUL_MAT", "removed type", "type 4", |c| source(c, 0).type_ = 4),
@@ -34,6 +42,22 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
         reshape(source(c, 0), &[256, 8]);
         reshape(source(c, 1), &[256, 3]);
         retype(source(c, 0), Q8_K);
+    }),
+    ("MUL_MAT", "blocks of b apart by rows", DENSE_BLOCKS, |c| {
+        multiply_blocks(c, 12);
+        source(c, 1).nb = [292, 584, 5256, 10512];
+    }),
+    ("MUL_MAT", "blocks of b apart by planes", DENSE_BLOCKS, |c| {
+        multiply_blocks(c, 18);
+        source(c, 1).nb[2] *= 2;
+    }),
+    ("MUL_MAT", "blocks of b out of order", DENSE_BLOCKS, |c| {
+        multiply_blocks(c, 23);
+        source(c, 1).nb = [292, 584, 292, 5256];
+    }),
+    ("MUL_MAT", "blocks of b of the usual type apart", DENSE_BLOCKS, |c| {
+        multiply_blocks(c, 2);
+        source(c, 1).nb = [34, 544, 4896, 9792];
     }),
     ("SET_ROWS", "type that nothing is made into", "blocks made of floats", |c| {
         reshape(source(c, 0), &[256, 3]);

@@ -2,6 +2,7 @@
 
 use super::super::graph::{Terms, VerifiedGraph, Verifier};
 use super::super::indices::IndexCheck;
+use super::super::rules::RuleBook;
 use super::super::{BufferInfo, Buffers, VerifyError};
 use super::{op, rules, t};
 use apir_ggml::abi::FLAG_COMPUTE;
@@ -104,8 +105,16 @@ impl Sketch {
         index_check: IndexCheck,
         look: impl FnOnce(Result<VerifiedGraph<'_>, VerifyError>) -> T,
     ) -> T {
-        let rules = rules();
-        let terms = Terms { rules: &rules, buffers: &Three, index_check, max_nodes: 100 };
+        self.verify_for(&rules(), index_check, look)
+    }
+
+    pub(crate) fn verify_for<T>(
+        &self,
+        rules: &RuleBook,
+        index_check: IndexCheck,
+        look: impl FnOnce(Result<VerifiedGraph<'_>, VerifyError>) -> T,
+    ) -> T {
+        let terms = Terms { rules, buffers: &Three, index_check, max_nodes: 100 };
         look(Verifier::default().verify(&self.encode(), &terms))
     }
 

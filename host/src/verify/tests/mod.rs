@@ -6,6 +6,7 @@ mod faults;
 mod graphs;
 pub(crate) mod honest;
 mod plans;
+mod work;
 
 use super::node::{Node, Slot};
 use super::rules::RuleBook;
@@ -125,7 +126,12 @@ pub(crate) fn op(name: &str) -> u32 {
 
 /// Rules for a CPU of ggml 0.26 with four threads.
 pub(crate) fn rules() -> RuleBook {
-    RuleBook::new(&OpTable::from_names(OPS), Version { major: 0, minor: 26, patch: 0 }, true, 4)
+    rules_for(true, 4)
+}
+
+/// Rules for a CPU, or another device, of ggml 0.26.
+pub(crate) fn rules_for(cpu: bool, threads: usize) -> RuleBook {
+    RuleBook::new(&OpTable::from_names(OPS), Version { major: 0, minor: 26, patch: 0 }, cpu, threads)
 }
 
 /// A dense tensor.
@@ -177,6 +183,11 @@ impl Case {
 
     /// What is wrong with it.
     pub(crate) fn check(&self, rules: &RuleBook) -> Result<(), String> {
+        self.look(rules, |node| rules.check(node).map_err(|error| error.to_string()))?
+    }
+
+    /// As a node for these rules.
+    pub(crate) fn look<T>(&self, rules: &RuleBook, look: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
         let checked =
             |raw: &RawTensor| CheckedTensor::from_raw(raw, rules).map_err(|error| error.to_string());
         let mut d = checked(&RawTensor { op: op(self.op), ..self.d })?;
@@ -194,6 +205,6 @@ impl Case {
         let (cast, probe) = (self.cast, self.probe);
         let node =
             Node { d: &d, slots: std::array::from_fn(slot), view, cast, probe, target: rules.target() };
-        rules.check(&node).map_err(|error| error.to_string())
+        Ok(look(&node))
     }
 }

@@ -1,12 +1,17 @@
 //! Where contents that address memory are looked at.
 
 use super::super::indices::{IndexCheck, Plan, Snapshot, Stop};
+use super::super::rules::RuleBook;
 use super::super::types::*;
 use super::graphs::{DEVICE, PRIVATE, SHARED, Sketch};
-use super::t;
+use super::{rules, rules_for, t};
 
 fn plan(graph: &Sketch, check: IndexCheck) -> Plan {
-    graph.verify(check, |verified| {
+    plan_for(graph, &rules(), check)
+}
+
+fn plan_for(graph: &Sketch, rules: &RuleBook, check: IndexCheck) -> Plan {
+    graph.verify_for(rules, check, |verified| {
         let verified = verified.unwrap();
         let plan = verified.plan();
         let stops = plan
@@ -193,4 +198,34 @@ fn a_copy_of_a_sort_in_the_guests_memory_is_looked_at() {
     let copy = graph.node("CONT", t(I32, &[8]), PRIVATE, 1088, &[order]);
     graph.node("GET_ROWS", t(F32, &[4, 8]), PRIVATE, 1152, &[table, copy]);
     assert_eq!(plan(&graph, IndexCheck::All).stops, [stop(2, vec![index(3, 8, &[(4, 1)])])]);
+}
+
+/// Rows of halves, or of floats, set in a table of floats, between two sums.
+fn set_between_sums(halves: bool) -> Sketch {
+    let mut graph = Sketch::default();
+    let rows = graph.leaf(t(if halves { F16 } else { F32 }, &[4, 2]), PRIVATE, 0);
+    let ids = graph.leaf(t(I64, &[2]), PRIVATE, 64);
+    let table = graph.leaf(t(F32, &[4, 9]), PRIVATE, 128);
+    graph.node("ADD", t(F32, &[4, 9]), PRIVATE, 512, &[table, table]);
+    graph.view("SET_ROWS", t(F32, &[4, 9]), table, 0, &[rows, ids, table]);
+    graph.view("SET_ROWS", t(F32, &[4, 9]), table, 0, &[rows, ids, table]);
+    graph.node("SQR", t(F32, &[4, 9]), PRIVATE, 1024, &[table]);
+    graph.node("ADD", t(F32, &[4, 9]), PRIVATE, 1536, &[table, table]);
+    graph
+}
+
+#[test]
+fn s23_a_node_that_bears_fewer_threads_is_computed_apart_from_those_that_bring_more() {
+    let (halves, floats) = (set_between_sums(true), set_between_sums(false));
+    let with = |threads| rules_for(true, threads);
+    // SQR is planned for one thread, too.
+    let apart = || vec![stop(0, vec![index(1, 9, &[(4, 1), (5, 1)])]), stop(1, vec![]), stop(4, vec![])];
+    for threads in [2, 4] {
+        assert_eq!(plan_for(&halves, &with(threads), IndexCheck::All).stops, apart(), "{threads}");
+        let off = plan_for(&halves, &with(threads), IndexCheck::Off).stops;
+        assert_eq!(off, vec![stop(1, vec![]), stop(4, vec![])], "{threads}");
+        assert_eq!(plan_for(&floats, &with(threads), IndexCheck::Off), Plan::default());
+    }
+    assert_eq!(plan_for(&halves, &with(1), IndexCheck::Off), Plan::default(), "one thread");
+    assert_eq!(plan_for(&halves, &rules_for(false, 4), IndexCheck::Off), Plan::default(), "no CPU");
 }
