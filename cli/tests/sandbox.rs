@@ -72,6 +72,12 @@ fn files_outside_the_profile_cannot_be_opened() {
         }
         assert_eq!(open(&guest, WRITE | MAKE, &folder.join("plugin.log")), 0, "{mode}");
         assert_eq!(open(&guest, READ, &folder.join("ggml.so")), 0, "{mode}");
+        // What /proc/self also has: the network's interfaces and sockets, what is mounted, other threads' views of it.
+        for path in
+            ["/proc/self/net/dev", "/proc/self/net/unix", "/proc/self/mountinfo", "/proc/self/environ"]
+        {
+            assert_eq!(open(&guest, READ, Path::new(path)), walled, "{mode} {path}");
+        }
         guest.check();
     }
 }
@@ -136,7 +142,8 @@ const REFUSED: &[(libc::c_long, &[u32])] = &[
     (libc::SYS_prlimit64, &[1, libc::RLIMIT_NOFILE, 0, 0]),
     (libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u32, 1]),
     (libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u32, 99]),
-    (libc::SYS_fcntl, &[2, libc::F_SETOWN as u32, 0]),
+    (libc::SYS_inotify_init1, &[0]),
+    (libc::SYS_fanotify_init, &[0, 99]),
     (libc::SYS_seccomp, &[99, 0, 0]),
 ];
 
@@ -304,4 +311,288 @@ fn ggml_s_cpu_backend_is_loaded_behind_the_walls() {
     // The number of devices.
     assert_eq!(guest.forward(0, &[]).unwrap(), 5);
     assert_eq!(guest.reply.load_word(4), 1);
+}
+
+/// Every profile, with landlock and without.
+const WALLS: [(&str, bool); 10] = [
+    ("cpu", true),
+    ("vulkan", true),
+    ("cuda", true),
+    ("rocm", true),
+    ("any", true),
+    ("cpu", false),
+    ("vulkan", false),
+    ("cuda", false),
+    ("rocm", false),
+    ("any", false),
+];
+
+fn server_behind(profile: &str, landlock: bool) -> Server {
+    Server::start_with(|command| {
+        command.env("APIR_SANDBOX_PROFILE", profile);
+        if !landlock {
+            without_landlock(command);
+        }
+    })
+}
+
+/// The number of the worker's socket.
+fn socket_of_worker(server: &Server) -> u32 {
+    let folder = format!("/proc/{}/fd", server.workers()[0]);
+    let is_socket =
+        |path: &Path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
+    let found = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find(|path| is_socket(path));
+    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Requests of ioctl that reach beyond the worker, with what no driver of a GPU asks.
+const FOREIGN_REQUESTS: &[u32] = &[
+    0x8901,      // FIOSETOWN
+    0x8902,      // SIOCSPGRP
+    0x8903,      // FIOGETOWN
+    0x8904,      // SIOCGPGRP
+    0x8912,      // SIOCGIFCONF
+    0x8910,      // SIOCGIFNAME
+    0x8913,      // SIOCGIFFLAGS
+    0x8915,      // SIOCGIFADDR
+    0x8927,      // SIOCGIFHWADDR
+    0x8946,      // SIOCETHTOOL
+    0x89f0,      // SIOCDEVPRIVATE
+    0x5452,      // FIOASYNC
+    0x5411,      // TIOCOUTQ
+    0x5410,      // TIOCSPGRP
+    0x540e,      // TIOCSCTTY
+    0x5412,      // TIOCSTI
+    0x541c,      // TIOCLINUX
+    0x541d,      // TIOCCONS
+    0x5423,      // TIOCSETD
+    0x5402,      // TCSETS
+    0x5422,      // TIOCNOTTY
+    0x5441,      // TIOCGPTPEER
+    0x8004_5430, // TIOCGPTN
+    0x4004_5431, // TIOCSPTLCK
+    0x8004_5432, // TIOCGDEV
+    0x402c_542b, // TCSETS2
+    0x4004_5436, // TIOCSIG
+    0x4b3a,      // KDSETMODE
+    0x4b46,      // KDGKBENT
+    0x4b72,      // KDFONTOP
+    0x5606,      // VT_ACTIVATE
+    0x4600,      // FBIOGET_VSCREENINFO
+    0x4601,      // FBIOPUT_VSCREENINFO
+    1,           // FIBMAP
+    2,           // FIGETBSZ
+    0xc004_5877, // FIFREEZE
+    0xc004_5878, // FITHAW
+    0xc018_5879, // FITRIM
+    0x4004_9409, // FICLONE
+    0x4020_940d, // FICLONERANGE
+    0xc018_9436, // FIDEDUPERANGE
+    0x8008_6601, // FS_IOC_GETFLAGS
+    0x4008_6602, // FS_IOC_SETFLAGS
+    0x8008_7601, // FS_IOC_GETVERSION
+    0x4008_7602, // FS_IOC_SETVERSION
+    0xc020_660b, // FS_IOC_FIEMAP
+    0x6611,      // EXT4_IOC_SWAP_BOOT, which is PROCMAP_QUERY's type and number
+    0x4008_6610, // EXT4_IOC_RESIZE_FS
+    0x800c_6613, // FS_IOC_SET_ENCRYPTION_POLICY
+    0xc050_6617, // FS_IOC_ADD_ENCRYPTION_KEY
+    0x4080_6685, // FS_IOC_ENABLE_VERITY
+    0xc004_6686, // FS_IOC_MEASURE_VERITY
+    0x801c_581f, // FS_IOC_FSGETXATTR
+    0x401c_5820, // FS_IOC_FSSETXATTR
+    0x4030_5828, // XFS_IOC_ALLOCSP64
+    0x8008_1272, // BLKGETSIZE64
+    0x1261,      // BLKFLSBUF
+    0x125d,      // BLKROSET
+    0x1277,      // BLKDISCARD
+    0x2285,      // SG_IO
+    0x5331,      // CDROM_LOCKDOOR
+    0x4004_5a09, // NVME and others of storage have a letter of their own
+    0x4e41,      // NVME_IOCTL_ID
+    0xae00,      // KVM_GET_API_VERSION
+    0xae01,      // KVM_CREATE_VM
+    0xaf01,      // VHOST_SET_OWNER
+    0x4004_54ca, // TUNSETIFF
+    0x2400,      // PERF_EVENT_IOC_ENABLE
+    0x4004_2406, // PERF_EVENT_IOC_SET_FILTER
+    0xc018_aa3f, // UFFDIO_API
+    0x8008_b700, // NS_GET_USERNS
+    0xb701,      // NS_GET_PARENT
+    0xff04,      // PIDFD_GET_USER_NAMESPACE and its kin
+    0x4004_5501, // USBDEVFS
+    0x4038_564a, // video devices
+    0x4004_4590, // EVIOCGRAB
+    0x641e,      // DRM_IOCTL_SET_MASTER
+    0x641f,      // DRM_IOCTL_DROP_MASTER
+    0xc008_640a, // DRM_IOCTL_GEM_FLINK
+    0xc010_640b, // DRM_IOCTL_GEM_OPEN
+    0x4004_6411, // DRM_IOCTL_AUTH_MAGIC
+    0xc068_64a2, // DRM_IOCTL_MODE_SETCRTC
+    0xc020_64b2, // DRM_IOCTL_MODE_CREATE_DUMB
+    0xc018_64c6, // DRM_IOCTL_MODE_CREATE_LEASE
+    0xc020_4b26, // AMDKFD_IOC_DBG_TRAP
+    0x4008_6201, // DMA_BUF_SET_NAME
+];
+
+#[test]
+fn s29_requests_that_reach_beyond_a_driver_are_refused() {
+    // The control: whatever the descriptor says to them, it is not what the filter says.
+    let open = server("off", "");
+    let guest = Guest::ready(&open);
+    let socket = socket_of_worker(&open);
+    for &request in FOREIGN_REQUESTS {
+        for fd in [2, socket] {
+            let (result, errno) = call(&guest, libc::SYS_ioctl, &[fd, request, 0]);
+            // Only root may ask to freeze a file system.
+            if nix::unistd::geteuid().is_root() || !matches!(request, 0xc004_5877 | 0xc004_5878) {
+                assert_ne!((result, errno), (-1, libc::EPERM), "{fd} {request:#x}");
+            }
+        }
+    }
+    for (profile, landlock) in WALLS {
+        let server = server_behind(profile, landlock);
+        let guest = Guest::ready(&server);
+        let socket = socket_of_worker(&server);
+        for &request in FOREIGN_REQUESTS {
+            for fd in [2, socket] {
+                let answer = call(&guest, libc::SYS_ioctl, &[fd, request, 0]);
+                assert_eq!(answer, (-1, libc::EPERM), "{profile} {landlock} {fd} {request:#x}");
+            }
+        }
+        guest.check();
+    }
+}
+
+#[test]
+fn s29_no_descriptor_sends_signals() {
+    const F_SETSIG: u32 = 10;
+    const F_GETSIG: u32 = 11;
+    const F_SETOWN_EX: u32 = 15;
+    const F_SETDELEG: u32 = 1040;
+    let asynchronous = libc::O_ASYNC as u32;
+    let flags = [asynchronous, asynchronous | libc::O_NONBLOCK as u32, 0x7fff_ffff];
+    let commands = |socket: u32| {
+        let set = flags.map(|flags| [socket, libc::F_SETFL as u32, flags]);
+        let others = [
+            [socket, libc::F_SETOWN as u32, 1],
+            [socket, libc::F_GETOWN as u32, 0],
+            [socket, F_SETOWN_EX, 0],
+            [socket, F_SETSIG, 10],
+            [socket, F_GETSIG, 0],
+            [socket, libc::F_NOTIFY as u32, 0],
+            [socket, libc::F_SETLEASE as u32, 2],
+            [socket, F_SETDELEG, 0],
+            [socket, libc::F_SETPIPE_SZ as u32, 4096],
+        ];
+        [&set[..], &others].concat()
+    };
+    for (profile, landlock) in WALLS {
+        let server = server_behind(profile, landlock);
+        let guest = Guest::ready(&server);
+        let socket = socket_of_worker(&server);
+        for arguments in commands(socket) {
+            let answer = call(&guest, libc::SYS_fcntl, &arguments);
+            assert_eq!(answer, (-1, libc::EPERM), "{profile} {landlock} {arguments:?}");
+        }
+        // Other flags of an open file, here the standard error's, as libraries set them.
+        for flags in [libc::O_NONBLOCK, libc::O_APPEND, 0] {
+            let answer = call(&guest, libc::SYS_fcntl, &[2, libc::F_SETFL as u32, flags as u32]);
+            assert_eq!(answer, (0, 0), "{profile} {flags:#x}");
+        }
+        for call_number in [libc::SYS_inotify_init1, libc::SYS_fanotify_init, libc::SYS_inotify_add_watch] {
+            assert_eq!(call(&guest, call_number, &[0, 99, 0]), (-1, libc::EPERM), "{profile} {call_number}");
+        }
+        guest.check();
+    }
+    // The control: without walls it may be asked for.
+    let open = server("off", "");
+    let guest = Guest::ready(&open);
+    let socket = socket_of_worker(&open);
+    let flags = [socket, libc::F_SETFL as u32, (libc::O_RDWR | libc::O_ASYNC) as u32];
+    assert_eq!(call(&guest, libc::SYS_fcntl, &flags), (0, 0));
+}
+
+/// What a driver asks: the profiles that may, and the request.
+const DRIVERS_REQUESTS: &[(&[&str], u32)] = &[
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0x5401), // TCGETS
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0x541b), // FIONREAD
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0x5421), // FIONBIO
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0x5450), // FIONCLEX
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0x5451), // FIOCLEX
+    (&["cpu", "vulkan", "cuda", "rocm", "any"], 0xc068_6611), // PROCMAP_QUERY
+    (&["vulkan", "rocm", "any"], 0xc040_6400),           // DRM_IOCTL_VERSION
+    (&["vulkan", "rocm", "any"], 0x4008_6409),           // DRM_IOCTL_GEM_CLOSE
+    (&["vulkan", "rocm", "any"], 0xc010_640c),           // DRM_IOCTL_GET_CAP
+    (&["vulkan", "rocm", "any"], 0xc00c_642d),           // DRM_IOCTL_PRIME_HANDLE_TO_FD
+    (&["vulkan", "rocm", "any"], 0xc00c_642e),           // DRM_IOCTL_PRIME_FD_TO_HANDLE
+    (&["vulkan", "rocm", "any"], 0xc008_64bf),           // DRM_IOCTL_SYNCOBJ_CREATE
+    (&["vulkan", "rocm", "any"], 0xc020_64c3),           // DRM_IOCTL_SYNCOBJ_WAIT
+    (&["vulkan", "rocm", "any"], 0xc028_64ca),           // DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT
+    (&["vulkan", "rocm", "any"], 0xc018_64cd),           // DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL
+    (&["vulkan", "rocm", "any"], 0xc020_6440),           // DRM_IOCTL_AMDGPU_GEM_CREATE
+    (&["vulkan", "rocm", "any"], 0xc018_6444),           // DRM_IOCTL_AMDGPU_CS
+    (&["vulkan", "rocm", "any"], 0x4020_6445),           // DRM_IOCTL_AMDGPU_INFO
+    (&["vulkan", "rocm", "any"], 0x4028_6448),           // DRM_IOCTL_AMDGPU_GEM_VA
+    (&["vulkan", "rocm", "any"], 0x4040_6469),           // DRM_IOCTL_I915_GEM_EXECBUFFER2
+    (&["vulkan", "rocm", "any"], 0x6458),                // DRM_IOCTL_I915_GEM_THROTTLE
+    (&["vulkan", "rocm", "any"], 0xc028_6440),           // DRM_IOCTL_XE_DEVICE_QUERY
+    (&["vulkan", "rocm", "any"], 0x4038_6449),           // DRM_IOCTL_XE_EXEC
+    (&["vulkan", "rocm", "any"], 0xc008_6452),           // DRM_IOCTL_NOUVEAU_EXEC and others near it
+    (&["vulkan", "rocm", "any"], 0xc040_6442),           // DRM_IOCTL_VIRTGPU_EXECBUFFER
+    (&["vulkan", "rocm", "any"], 0xc010_644b),           // DRM_IOCTL_VIRTGPU_CONTEXT_INIT
+    (&["vulkan", "cuda", "rocm", "any"], 0x4008_6200),   // DMA_BUF_IOCTL_SYNC
+    (&["vulkan", "cuda", "rocm", "any"], 0xc008_6202),   // DMA_BUF_IOCTL_EXPORT_SYNC_FILE
+    (&["vulkan", "cuda", "rocm", "any"], 0xc030_3e03),   // SYNC_IOC_MERGE
+    (&["vulkan", "cuda", "rocm", "any"], 0xc038_3e04),   // SYNC_IOC_FILE_INFO
+    (&["vulkan", "cuda", "any"], 0xc900_46c8),           // NV_ESC_CARD_INFO
+    (&["vulkan", "cuda", "any"], 0xc004_46c9),           // NV_ESC_REGISTER_FD
+    (&["vulkan", "cuda", "any"], 0xc048_46d2),           // NV_ESC_CHECK_VERSION_STR
+    (&["vulkan", "cuda", "any"], 0xc010_46d3),           // NV_ESC_IOCTL_XFER_CMD
+    (&["vulkan", "cuda", "any"], 0xc020_462a),           // NV_ESC_RM_CONTROL
+    (&["vulkan", "cuda", "any"], 0xc030_462b),           // NV_ESC_RM_ALLOC
+    (&["vulkan", "cuda", "any"], 0xc038_464e),           // NV_ESC_RM_MAP_MEMORY
+    (&["vulkan", "cuda", "any"], 0xc010_6d00),           // NVKMS_IOCTL_CMD
+    (&["vulkan", "cuda", "any"], 0x3000_0001),           // UVM_INITIALIZE
+    (&["vulkan", "cuda", "any"], 0x3000_0002),           // UVM_DEINITIALIZE
+    (&["vulkan", "cuda", "any"], 23),                    // UVM_CREATE_RANGE_GROUP
+    (&["vulkan", "cuda", "any"], 33),                    // UVM_MAP_EXTERNAL_ALLOCATION
+    (&["vulkan", "cuda", "any"], 37),                    // UVM_REGISTER_GPU
+    (&["vulkan", "cuda", "any"], 75),                    // UVM_MM_INITIALIZE
+    (&["vulkan", "cuda", "any"], 0xc010_4701),           // LX_DXOPENADAPTERFROMLUID
+    (&["rocm", "any"], 0x8008_4b01),                     // AMDKFD_IOC_GET_VERSION
+    (&["rocm", "any"], 0xc058_4b02),                     // AMDKFD_IOC_CREATE_QUEUE
+    (&["rocm", "any"], 0xc018_4b0c),                     // AMDKFD_IOC_WAIT_EVENTS
+    (&["rocm", "any"], 0xc028_4b16),                     // AMDKFD_IOC_ALLOC_MEMORY_OF_GPU
+    (&["rocm", "any"], 0xc018_4b20),                     // AMDKFD_IOC_SVM
+];
+
+#[test]
+fn s29_a_profile_s_drivers_may_ask_what_they_need() {
+    for (profile, landlock) in WALLS {
+        let server = server_behind(profile, landlock);
+        let guest = Guest::ready(&server);
+        for &(profiles, request) in DRIVERS_REQUESTS {
+            // Standard error is a pipe, which knows few of them, and says so.
+            let (result, errno) = call(&guest, libc::SYS_ioctl, &[2, request, 0]);
+            let refused = (result, errno) == (-1, libc::EPERM);
+            assert_eq!(refused, !profiles.contains(&profile), "{profile} {landlock} {request:#x}: {errno}");
+        }
+        guest.check();
+    }
+}
+
+#[test]
+fn s29_what_a_path_tells_without_opening_it_is_left() {
+    let server = server_behind("cpu", true);
+    let guest = Guest::ready(&server);
+    let folder = server.folder.path();
+    fs::write(folder.join("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink("secret", folder.join("link")).unwrap();
+    let told = |name: &str| guest.ask(14, None, folder.join(name).to_str().unwrap());
+    // The threat model says so: whether it exists and its length, and where a link leads; not what is in it.
+    assert_eq!((told("secret"), told("link"), told("none")), (6, 6 | 1 << 16, -1));
+    if !server.has_line("no landlock") {
+        assert_eq!(open(&guest, READ, &folder.join("link")), libc::EACCES);
+    }
 }

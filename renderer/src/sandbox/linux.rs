@@ -3,6 +3,7 @@
 
 mod calls;
 mod files;
+mod requests;
 
 use super::Plan;
 use crate::error::Error;

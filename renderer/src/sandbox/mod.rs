@@ -31,6 +31,8 @@ const MODE: &str = "APIR_SANDBOX";
 const PROFILE: &str = "APIR_SANDBOX_PROFILE";
 /// Environment variable with more that may be read: paths with colons between.
 const READ: &str = "APIR_SANDBOX_READ";
+/// Environment variable: `1` lets workers open the GPUs' card nodes beside their render nodes.
+const CARD_NODES: &str = "APIR_SANDBOX_CARD_NODES";
 /// The one file that a worker may write to, which the plugin logs to.
 const LOG: &str = "APIR_LLAMA_CPP_LOG_TO_FILE";
 
@@ -45,17 +47,19 @@ pub enum Sandbox {
         profile: Option<Profile>,
         /// Files, and folders with all that is below them, that it may read beside those of its profile.
         read: Vec<PathBuf>,
+        /// Whether it may open the GPUs' card nodes, which set modes too, beside their render nodes.
+        card_nodes: bool,
     },
 }
 
 impl Default for Sandbox {
     fn default() -> Self {
-        Self::Strict { profile: None, read: Vec::new() }
+        Self::Strict { profile: None, read: Vec::new(), card_nodes: false }
     }
 }
 
 impl Sandbox {
-    /// Reads `APIR_SANDBOX`, `APIR_SANDBOX_PROFILE` and `APIR_SANDBOX_READ`.
+    /// Reads `APIR_SANDBOX`, `APIR_SANDBOX_PROFILE`, `APIR_SANDBOX_READ` and `APIR_SANDBOX_CARD_NODES`.
     ///
     /// # Errors
     /// [`Error::Variable`] for a value that none of them knows.
@@ -80,9 +84,14 @@ impl Sandbox {
             let fix = "must be full paths of what exists, with colons between".to_owned();
             return Err(wrong(READ, path.as_os_str(), fix));
         }
+        let card_nodes = match set(CARD_NODES) {
+            None => false,
+            Some(value) if value == "0" || value == "1" => value == "1",
+            Some(value) => return Err(wrong(CARD_NODES, &value, "must be 1 or 0".to_owned())),
+        };
         match set(MODE) {
-            None => Ok(Self::Strict { profile, read }),
-            Some(mode) if mode == "strict" => Ok(Self::Strict { profile, read }),
+            None => Ok(Self::Strict { profile, read, card_nodes }),
+            Some(mode) if mode == "strict" => Ok(Self::Strict { profile, read, card_nodes }),
             Some(mode) if mode == "off" => Ok(Self::Off),
             Some(mode) => Err(wrong(MODE, &mode, "must be strict or off".to_owned())),
         }
@@ -114,7 +123,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::Sandbox`] when the system refuses, but for landlock, which old kernels do not have.
     pub(crate) fn enter(&self, libraries: &Libraries) -> Result<Option<Walls>, Error> {
-        let Self::Strict { profile, read } = self else {
+        let Self::Strict { profile, read, card_nodes } = self else {
             return Ok(None);
         };
         let library = libraries.ggml_library.as_deref();
@@ -123,6 +132,7 @@ impl Sandbox {
             profile: profile.unwrap_or_else(|| Profile::of(library)),
             libraries: [libraries.plugin.as_deref(), library].into_iter().flatten().collect(),
             read,
+            card_nodes: *card_nodes,
             log: log.as_deref(),
         })
         .map(Some)
@@ -136,6 +146,7 @@ struct Plan<'a> {
     /// The plugin and the ggml library.
     libraries: Vec<&'a Path>,
     read: &'a [PathBuf],
+    card_nodes: bool,
     log: Option<&'a Path>,
 }
 
@@ -210,7 +221,13 @@ mod tests {
         assert_eq!(read(&[("APIR_SANDBOX", "off")]), Ok(Sandbox::Off));
         let variables = [("APIR_SANDBOX_PROFILE", "cuda"), ("APIR_SANDBOX_READ", "/usr:/proc:")];
         let read_too = vec![PathBuf::from("/usr"), PathBuf::from("/proc")];
-        assert_eq!(read(&variables), Ok(Sandbox::Strict { profile: Some(Profile::Cuda), read: read_too }));
+        let strict =
+            |card_nodes| Sandbox::Strict { profile: Some(Profile::Cuda), read: read_too.clone(), card_nodes };
+        assert_eq!(read(&variables), Ok(strict(false)));
+        for (value, card_nodes) in [("0", false), ("1", true)] {
+            let variables = [&variables[..], &[("APIR_SANDBOX_CARD_NODES", value)]].concat();
+            assert_eq!(read(&variables), Ok(strict(card_nodes)));
+        }
     }
 
     #[test]
@@ -222,6 +239,7 @@ mod tests {
                 "gpu",
                 "APIR_SANDBOX_PROFILE=gpu: must be cpu, vulkan, cuda, rocm or any",
             ),
+            ("APIR_SANDBOX_CARD_NODES", "yes", "APIR_SANDBOX_CARD_NODES=yes: must be 1 or 0"),
             (
                 "APIR_SANDBOX_READ",
                 "/usr:lib",

@@ -25,11 +25,13 @@ pub enum Profile {
 pub(super) enum Right {
     /// To read.
     Read(&'static str),
+    /// To list a folder, and those below it.
+    List(&'static str),
     /// To read, write and control a device.
     Device(&'static str),
 }
 
-use Right::{Device, Read};
+use Right::{Device, List, Read};
 
 /// What every backend needs: the loader's files, and what the C library and ggml ask of the system.
 const COMMON: &[Right] = &[
@@ -82,8 +84,13 @@ const NVIDIA: &[Right] = &[
     Read("/run/opengl-driver"),
 ];
 
+/// What computes on a GPU; which there are is found by listing the folder.
+const RENDER_NODES: &[Right] = &[List("/dev/dri"), Device("/dev/dri/renderD*")];
+
+/// What also sets modes, and shares buffers by names that can be guessed. Who opens one first is its master.
+const CARD_NODES: &[Right] = &[Device("/dev/dri/card*")];
+
 const VULKAN: &[Right] = &[
-    Device("/dev/dri"),
     Read("/etc/vulkan"),
     Read("/usr/local/etc/vulkan"),
     Read("/usr/local/share/vulkan"),
@@ -93,7 +100,6 @@ const VULKAN: &[Right] = &[
 const CUDA: &[Right] = &[Read("/opt/cuda*"), Read("/usr/local/cuda*")];
 
 const ROCM: &[Right] = &[
-    Device("/dev/dri"),
     Device("/dev/kfd"),
     Read("/opt/amdgpu*"),
     Read("/opt/rocm*"),
@@ -137,17 +143,18 @@ impl Profile {
         self != Self::Cpu
     }
 
-    /// What it may open.
+    /// What it may open, with the card nodes of the GPUs that it drives by DRM or without.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
-    pub(super) fn rights(self) -> impl Iterator<Item = Right> {
+    pub(super) fn rights(self, card_nodes: bool) -> impl Iterator<Item = Right> {
         let tables: &[&[Right]] = match self {
             Self::Cpu => &[COMMON],
-            Self::Vulkan => &[COMMON, GPU, NVIDIA, VULKAN],
+            Self::Vulkan => &[COMMON, GPU, NVIDIA, RENDER_NODES, VULKAN],
             Self::Cuda => &[COMMON, GPU, NVIDIA, CUDA],
-            Self::Rocm => &[COMMON, GPU, ROCM],
-            Self::Any => &[COMMON, GPU, NVIDIA, VULKAN, CUDA, ROCM, OTHERS],
+            Self::Rocm => &[COMMON, GPU, RENDER_NODES, ROCM],
+            Self::Any => &[COMMON, GPU, NVIDIA, RENDER_NODES, VULKAN, CUDA, ROCM, OTHERS],
         };
-        tables.iter().flat_map(|table| table.iter().copied())
+        let cards = if card_nodes && tables.contains(&RENDER_NODES) { CARD_NODES } else { &[] };
+        tables.iter().flat_map(|table| table.iter().copied()).chain(cards.iter().copied())
     }
 
     fn name(self) -> &'static str {
@@ -189,7 +196,24 @@ mod tests {
 
     #[test]
     fn no_gpu_is_in_the_cpu_s_profile() {
-        let devices: Vec<_> = Profile::Cpu.rights().filter(|right| matches!(right, Device(_))).collect();
+        let devices: Vec<_> = Profile::Cpu.rights(true).filter(|right| matches!(right, Device(_))).collect();
         assert_eq!(devices, [Device("/dev/null"), Device("/dev/zero")]);
+    }
+
+    #[test]
+    fn card_nodes_are_opened_where_they_are_asked_for() {
+        let all = [Profile::Cpu, Profile::Vulkan, Profile::Cuda, Profile::Rocm, Profile::Any];
+        for (profile, render) in all.into_iter().zip([false, true, false, true, true]) {
+            for asked in [false, true] {
+                let nodes: Vec<_> = profile
+                    .rights(asked)
+                    .filter(|right| matches!(right, Device(path) if path.starts_with("/dev/dri")))
+                    .collect();
+                let mut expected = vec![];
+                expected.extend(render.then_some(Device("/dev/dri/renderD*")));
+                expected.extend((render && asked).then_some(Device("/dev/dri/card*")));
+                assert_eq!(nodes, expected, "{profile} {asked}");
+            }
+        }
     }
 }

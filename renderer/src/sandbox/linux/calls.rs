@@ -1,6 +1,7 @@
 //! Which system calls a worker may make, by seccomp. All others fail with EPERM; a few end the process.
 
 use super::super::Profile;
+use super::requests;
 use nix::libc;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -28,7 +29,6 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
     libc::SYS_fadvise64,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
     libc::SYS_getcwd,
@@ -142,10 +142,6 @@ const GPU: &[libc::c_long] = &[
     libc::SYS_getpriority,
     libc::SYS_getresgid,
     libc::SYS_getresuid,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_ioctl,
     libc::SYS_mbind,
     libc::SYS_mlock,
     libc::SYS_mlock2,
@@ -187,24 +183,25 @@ const FATAL: &[libc::c_long] = &[
     libc::SYS_unshare,
 ];
 
-/// Requests of ioctl on terminals, pipes and sockets that ask or set nothing but the descriptor's own state.
-const PLAIN_REQUESTS: &[u64] = &[
-    0x5401, // TCGETS
-    0x5413, // TIOCGWINSZ
-    0x541b, // FIONREAD
-    0x5421, // FIONBIO
-    0x5450, // FIONCLEX
-    0x5451, // FIOCLEX
+/// Commands of fcntl that concern the descriptor, its locks or its seals. The others send signals, to whomever, or change
+/// what others see of the file.
+const FCNTL: &[i32] = &[
+    libc::F_ADD_SEALS,
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    F_DUPFD_QUERY,
+    libc::F_GETFD,
+    libc::F_GETFL,
+    libc::F_GETLK,
+    libc::F_GET_SEALS,
+    libc::F_OFD_GETLK,
+    libc::F_OFD_SETLK,
+    libc::F_OFD_SETLKW,
+    libc::F_SETFD,
+    libc::F_SETLK,
+    libc::F_SETLKW,
 ];
-/// PROCMAP_QUERY on /proc/self/maps, by type and number.
-const PROCMAP_QUERY: u64 = 0x6611;
-/// The type of a terminal's requests, some of which type for the user.
-const TERMINAL: u64 = 0x5400;
-
-/// Commands of fcntl that send signals, to whomever.
-const SIGNALLING: &[i32] = &[libc::F_NOTIFY, libc::F_SETLEASE, libc::F_SETOWN, F_SETOWN_EX, F_SETSIG];
-const F_SETSIG: i32 = 10;
-const F_SETOWN_EX: i32 = 15;
+const F_DUPFD_QUERY: i32 = 1027;
 
 /// Options of prctl that name threads and mappings, or only ask.
 const PRCTL: &[i32] = &[
@@ -228,7 +225,6 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 pub(super) fn restrict(profile: Profile) -> Result<(), seccompiler::Error> {
     let filters = [
         (allowed(profile)?, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow),
-        (refused()?, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32)),
         // Its flags lie in memory, where no filter sees them. The C library then takes the older call.
         (plain(&[libc::SYS_clone3]), SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32)),
         (plain(FATAL), SeccompAction::Allow, SeccompAction::KillProcess),
@@ -247,7 +243,7 @@ fn allowed(profile: Profile) -> Result<Rules, BackendError> {
     let own = u64::from(std::process::id());
     let mut rules = plain(COMMON);
     rules.extend(plain(OLD));
-    // Refused below where it counts, and at clone3.
+    // Another filter answers it.
     rules.extend(plain(&[libc::SYS_clone3]));
     let namespaces = libc::CLONE_NEWCGROUP
         | libc::CLONE_NEWIPC
@@ -269,28 +265,21 @@ fn allowed(profile: Profile) -> Result<Rules, BackendError> {
         // Whether two descriptors are one, which Mesa asks about its own.
         let both = [condition(0, SeccompCmpOp::Eq, own)?, condition(1, SeccompCmpOp::Eq, own)?];
         rules.insert(libc::SYS_kcmp, vec![SeccompRule::new(both.to_vec())?]);
-    } else {
-        let mut requests = vec![when(1, SeccompCmpOp::MaskedEq(0xffff), PROCMAP_QUERY)?];
-        for &request in PLAIN_REQUESTS {
-            requests.push(when(1, SeccompCmpOp::Eq, request)?);
-        }
-        rules.insert(libc::SYS_ioctl, requests);
     }
+    let requests = requests::allowed(profile).into_iter().map(|conditions| {
+        let of_request = |(operator, value)| condition(1, operator, value);
+        SeccompRule::new(conditions.into_iter().map(of_request).collect::<Result<_, _>>()?)
+    });
+    rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
+    let commands = FCNTL.iter().map(|&command| when(1, SeccompCmpOp::Eq, u64::from(command.cast_unsigned())));
+    let mut commands: Vec<_> = commands.collect::<Result<_, _>>()?;
+    // Flags of the open file, but not the one that lets it send signals.
+    let flags = SeccompCmpOp::MaskedEq(u64::from(libc::O_ASYNC.cast_unsigned()));
+    let set =
+        [condition(1, SeccompCmpOp::Eq, u64::from(libc::F_SETFL.cast_unsigned()))?, condition(2, flags, 0)?];
+    commands.push(SeccompRule::new(set.to_vec())?);
+    rules.insert(libc::SYS_fcntl, commands);
     Ok(rules)
-}
-
-/// Arguments that no profile may use.
-fn refused() -> Result<Rules, BackendError> {
-    let mut terminal = vec![condition(1, SeccompCmpOp::MaskedEq(0xff00), TERMINAL)?];
-    for &request in PLAIN_REQUESTS {
-        terminal.push(condition(1, SeccompCmpOp::Ne, request)?);
-    }
-    let signalling =
-        SIGNALLING.iter().map(|&command| when(1, SeccompCmpOp::Eq, u64::from(command.cast_unsigned())));
-    Ok(Rules::from([
-        (libc::SYS_ioctl, vec![SeccompRule::new(terminal)?]),
-        (libc::SYS_fcntl, signalling.collect::<Result<_, _>>()?),
-    ]))
 }
 
 /// Calls with any arguments.

@@ -16,10 +16,31 @@ use std::path::{Path, PathBuf};
 /// The newest landlock that is asked for; a kernel with an older one does what it can.
 const ABI_ASKED: ABI = ABI::V6;
 
-/// Keeps the inode of /proc/self, which landlock's rule is tied to, from being made anew.
+/// What a worker reads of itself, by names in /proc/self. Not the folder: it also has the network's interfaces and sockets, and
+/// what is mounted.
+const OWN: &[&str] = &[
+    "auxv",
+    "cgroup",
+    "cmdline",
+    "comm",
+    "fd",
+    "limits",
+    "maps",
+    "numa_maps",
+    "smaps",
+    "stat",
+    "statm",
+    "status",
+];
+
+/// Keeps the inodes of /proc/self, which landlock's rules are tied to, from being made anew.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    _process: PathFd,
+    _own: Vec<PathFd>,
+}
+
+fn own() -> impl Iterator<Item = PathBuf> {
+    OWN.iter().map(|name| Path::new("/proc/self").join(name))
 }
 
 /// What this kernel lacks, for a line of log.
@@ -39,7 +60,7 @@ pub(in super::super) fn missing() -> Option<&'static str> {
 
 /// Leaves the calling thread what the plan says; nothing is left out on a kernel without landlock.
 pub(super) fn restrict(plan: &Plan<'_>) -> Result<Pinned, String> {
-    let pinned = PathFd::new("/proc/self").map_err(|error| error.to_string())?;
+    let pinned = own().filter_map(|path| PathFd::new(path).ok()).collect();
     let rules = rules(plan);
     let restricted = ruleset().and_then(|mut ruleset| {
         for (path, access) in &rules {
@@ -50,7 +71,7 @@ pub(super) fn restrict(plan: &Plan<'_>) -> Result<Pinned, String> {
         }
         ruleset.restrict_self()
     });
-    restricted.map(|_| Pinned { _process: pinned }).map_err(|error| error.to_string())
+    restricted.map(|_| Pinned { _own: pinned }).map_err(|error| error.to_string())
 }
 
 /// Everything is refused that no rule allows: files, TCP ports, sockets in the abstract name space, signals to others.
@@ -68,15 +89,16 @@ fn rules(plan: &Plan<'_>) -> Vec<Rule> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let device = read | AccessFs::WriteFile | AccessFs::IoctlDev;
     let mut rules: Vec<Rule> = Vec::new();
-    for right in plan.profile.rights() {
+    for right in plan.profile.rights(plan.card_nodes) {
         let (pattern, access) = match right {
             Right::Read(pattern) => (pattern, read),
+            Right::List(pattern) => (pattern, AccessFs::ReadDir.into()),
             Right::Device(pattern) => (pattern, device),
         };
         rules.extend(matching(pattern).into_iter().map(|path| (path, access)));
     }
     let covered: Vec<PathBuf> = rules.iter().filter_map(|(path, _)| path.canonicalize().ok()).collect();
-    let others = [PathBuf::from("/proc/self")].into_iter().chain(cgroup_quotas()).chain(plan.read.to_vec());
+    let others = own().chain(cgroup_quotas()).chain(plan.read.to_vec());
     let found = others.chain(libraries(plan, &covered)).chain(drivers());
     rules.extend(found.map(|path| (path, read)));
     if let Some(log) = plan.log {
@@ -204,6 +226,7 @@ mod tests {
             profile: super::super::super::Profile::Cpu,
             libraries: vec![&library],
             read: &[],
+            card_nodes: false,
             log: None,
         };
         let paths: Vec<PathBuf> = rules(&plan).into_iter().map(|(path, _)| path).collect();
