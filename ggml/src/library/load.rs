@@ -97,6 +97,7 @@ impl GgmlLibrary {
                     reason: one_line(&error),
                 })?),
             };
+        super::runtime::open_to_all();
         let layout = file.layout()?;
         // SAFETY: the function of this name has had this type in every supported version.
         let buffer_free = unsafe { file.function::<BufferFreeFn>("ggml_backend_buffer_free")? };

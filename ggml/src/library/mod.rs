@@ -8,6 +8,7 @@ mod buffer;
 mod buffer_type;
 mod device;
 mod load;
+mod runtime;
 
 pub use backend::Backend;
 pub use buffer::Buffer;
