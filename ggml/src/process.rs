@@ -4,7 +4,6 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem;
-use std::path::Path;
 use std::ptr::NonNull;
 
 use crate::abi;
@@ -30,11 +29,15 @@ type VersionFn = unsafe extern "C" fn() -> *const c_char;
 type BufferInitFn =
     unsafe extern "C" fn(*mut abi::BufferType, abi::BufferIface, *mut c_void, usize) -> *mut abi::Buffer;
 type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
+type RegCountFn = unsafe extern "C" fn() -> usize;
+type RegGetFn = unsafe extern "C" fn(usize) -> *mut abi::Reg;
 
 /// The libggml-base of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct GgmlBase {
     layout: Layout,
+    /// Where its `ggml_version` is, which tells it from others.
+    version_at: usize,
     buffer_init: BufferInitFn,
     log: LogFn,
     op_name: OpName,
@@ -51,14 +54,41 @@ impl GgmlBase {
         if Symbols::DEFAULT.get(VERSION).is_some() {
             return Self::from_symbols(&Symbols::DEFAULT, "the ggml of this process");
         }
-        for path in loaded_bases() {
-            // SAFETY: RTLD_NOLOAD runs no code; the name is a C string. The handle keeps the library loaded and is kept for good.
-            let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-            if !handle.is_null() {
-                return Self::from_symbols(&Symbols(handle), &path.to_string_lossy());
+        for path in loaded_objects().iter().filter(|path| is_base(path)) {
+            if let Some(symbols) = Symbols::loaded(path) {
+                return Self::from_symbols(&symbols, &path.to_string_lossy());
             }
         }
         Err(Error::BaseMissing)
+    }
+
+    /// The registrations that programs find through this ggml, in its order; none where its list cannot be asked.
+    pub fn registrations(&self) -> Vec<*mut abi::Reg> {
+        let Some((count, get)) = self.registry() else { return Vec::new() };
+        // SAFETY: the functions of these names have had these types in every supported version; every index is below the count.
+        unsafe {
+            let count = mem::transmute::<NonNull<c_void>, RegCountFn>(count);
+            let get = mem::transmute::<NonNull<c_void>, RegGetFn>(get);
+            (0..count()).map(|index| get(index)).filter(|reg| !reg.is_null()).collect()
+        }
+    }
+
+    /// The functions of ggml's list. They are libggml's, of which a process may have several: the one that uses this libggml-base counts.
+    fn registry(&self) -> Option<(NonNull<c_void>, NonNull<c_void>)> {
+        let uses_this = |symbols: &Symbols| {
+            symbols.get(VERSION).is_some_and(|found| found.addr().get() == self.version_at)
+        };
+        let list = |symbols: &Symbols| {
+            let (count, get) =
+                (symbols.get(c"ggml_backend_reg_count")?, symbols.get(c"ggml_backend_reg_get")?);
+            uses_this(symbols).then_some((count, get))
+        };
+        list(&Symbols::DEFAULT).or_else(|| {
+            loaded_objects()
+                .iter()
+                .filter_map(|path| Symbols::loaded(path))
+                .find_map(|symbols| list(&symbols))
+        })
     }
 
     fn from_symbols(symbols: &Symbols, library: &str) -> Result<Self, Error> {
@@ -69,6 +99,7 @@ impl GgmlBase {
             })
         };
         let version = require(VERSION)?;
+        let version_at = version.addr().get();
         // SAFETY: ggml_version takes nothing and gives a string that stays.
         let version = unsafe {
             let text = mem::transmute::<NonNull<c_void>, VersionFn>(version)();
@@ -91,7 +122,7 @@ impl GgmlBase {
                 mem::transmute::<NonNull<c_void>, OpName>(op_name),
             )
         };
-        Ok(Self { layout, buffer_init, log, op_name })
+        Ok(Self { layout, version_at, buffer_init, log, op_name })
     }
 
     /// The layout of its structs.
@@ -146,35 +177,41 @@ struct Symbols(*mut c_void);
 impl Symbols {
     const DEFAULT: Self = Self(libc::RTLD_DEFAULT);
 
+    /// Those of a loaded object and of what it is linked to.
+    fn loaded(path: &CStr) -> Option<Self> {
+        // SAFETY: RTLD_NOLOAD runs no code; the name is a C string. The handle keeps the library loaded and is kept for good.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        (!handle.is_null()).then_some(Self(handle))
+    }
+
     fn get(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is RTLD_DEFAULT or one that dlopen gave and nobody closes.
         NonNull::new(unsafe { libc::dlsym(self.0, name.as_ptr()) })
     }
 }
 
-/// Names of the loaded objects whose file's name starts with `libggml-base`.
-fn loaded_bases() -> Vec<CString> {
-    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, bases: *mut c_void) -> c_int {
-        // SAFETY: the loader gives a valid info; `bases` is the vector below.
+/// Names of the loaded objects; the program itself has none.
+fn loaded_objects() -> Vec<CString> {
+    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, objects: *mut c_void) -> c_int {
+        // SAFETY: the loader gives a valid info; `objects` is the vector below.
         unsafe {
             let name = (*info).dlpi_name;
-            if !name.is_null() && is_base(CStr::from_ptr(name)) {
-                (*bases.cast::<Vec<CString>>()).push(CStr::from_ptr(name).to_owned());
+            if !name.is_null() && !CStr::from_ptr(name).is_empty() {
+                (*objects.cast::<Vec<CString>>()).push(CStr::from_ptr(name).to_owned());
             }
         }
         0
     }
-    let mut bases: Vec<CString> = Vec::new();
+    let mut objects: Vec<CString> = Vec::new();
     // SAFETY: `collect` gets the vector it expects, and the loader calls it only during this call.
-    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut bases).cast()) };
-    bases
+    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut objects).cast()) };
+    objects
 }
 
+/// Whether an object is a libggml-base, by its file's name. Its folder's name may be of any bytes.
 fn is_base(name: &CStr) -> bool {
-    name.to_str()
-        .ok()
-        .and_then(|name| Path::new(name).file_name()?.to_str())
-        .is_some_and(|file| file.starts_with("libggml-base"))
+    let file = name.to_bytes().rsplit(|byte| *byte == b'/').next();
+    file.is_some_and(|file| file.starts_with(b"libggml-base"))
 }
 
 #[cfg(test)]
@@ -183,7 +220,12 @@ mod tests {
 
     #[test]
     fn base_is_told_by_its_file_name() {
-        for name in [c"/usr/lib/libggml-base.so.0", c"libggml-base.so", c"a/libggml-base-1f2e.so"] {
+        for name in [
+            c"/usr/lib/libggml-base.so.0",
+            c"libggml-base.so",
+            c"a/libggml-base-1f2e.so",
+            c"/\xe9/libggml-base.so",
+        ] {
             assert!(is_base(name));
         }
         for name in [c"", c"/libggml-base.so/libc.so", c"/usr/lib/libggml.so", c"xlibggml-base.so"] {
