@@ -75,6 +75,7 @@ impl Program {
             "APIR_RENDER_NODE",
             "GGML_REMOTING_USE_APIR_CAPSET",
             "APIR_TIMEOUT_MS",
+            "APIR_ON_LOST",
             "APIR_STATS",
             "GGML_BACKEND_PATH",
         ] {

@@ -1,5 +1,6 @@
 //! Buffers: mapped ones, whose bytes both sides see, and device buffers, whose bytes travel through the session.
 
+use super::attachment::{Attachment, Silent};
 use super::device::Device;
 use super::{guard, log};
 use crate::link::{Blob, LinkError};
@@ -13,6 +14,7 @@ use apir_protocol::messages::{
     BufferTypeAllocBufferRequest, DeviceBufferFromPtrRequest,
 };
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
 /// Bytes of one piece of a fill.
@@ -55,6 +57,7 @@ impl BufferMaker {
 #[derive(Debug)]
 pub(super) struct Buffer {
     device: &'static Device,
+    attachment: &'static Attachment,
     handle: BufferHandle,
     /// What ggml counts tensors' addresses from.
     base: usize,
@@ -82,11 +85,12 @@ enum BufferError {
 
 /// Allocates a buffer; null, and a line, when the host cannot.
 pub(super) fn allocate(device: &'static Device, size: usize) -> *mut abi::Buffer {
-    let buffer = if device.host.maps_buffers { mapped(device, size) } else { None };
-    let buffer = match buffer.map_or_else(|| on_device(device, size), Ok) {
+    let attachment = device.attached();
+    let buffer = if attachment.host.maps_buffers { mapped(device, attachment, size) } else { None };
+    let buffer = match buffer.map_or_else(|| on_device(device, attachment, size), Ok) {
         Ok(buffer) => buffer,
         Err(error) => {
-            device.tell("cannot allocate a buffer", &error);
+            attachment.fail_allocation(&error);
             return ptr::null_mut();
         }
     };
@@ -101,37 +105,47 @@ pub(super) fn allocate(device: &'static Device, size: usize) -> *mut abi::Buffer
 }
 
 /// A buffer over a blob, or none when the host or this system has no room for one.
-fn mapped(device: &'static Device, size: usize) -> Option<Buffer> {
+fn mapped(device: &'static Device, attachment: &'static Attachment, size: usize) -> Option<Buffer> {
     let attempt = || -> Result<Buffer, SessionError> {
         let bytes = size as u64;
-        let blob = device.session.create_blob(bytes)?;
+        let blob = attachment.session.create_blob(bytes)?;
         let request =
             DeviceBufferFromPtrRequest { res_id: blob.res_id(), size: bytes, max_tensor_size: bytes };
-        let handle = device.session.device_buffer_from_ptr(&request)?.buffer;
-        Ok(Buffer { device, handle, base: blob.as_ptr().addr(), size, blob: Some(blob) })
+        let handle = attachment.session.device_buffer_from_ptr(&request)?.buffer;
+        Ok(Buffer { device, attachment, handle, base: blob.as_ptr().addr(), size, blob: Some(blob) })
     };
     match attempt() {
         Ok(buffer) if !buffer.handle.is_null() => Some(buffer),
         Ok(_) => None,
         Err(error) => {
-            log::info(format_args!("no mapped buffer of {size} bytes, using a device buffer: {error}"));
+            // Once a limit is reached, every later buffer may meet it.
+            if !attachment.told_unmapped.swap(true, Ordering::Relaxed) {
+                log::info(format_args!(
+                    "no mapped buffer of {size} bytes, using a device buffer (told once): {error}"
+                ));
+            }
             None
         }
     }
 }
 
-fn on_device(device: &'static Device, size: usize) -> Result<Buffer, String> {
-    let request = BufferTypeAllocBufferRequest { buffer_type: device.host.buffer_type, size: size as u64 };
-    let reply = device.session.buffer_type_alloc_buffer(&request).map_err(|error| error.to_string())?;
+fn on_device(
+    device: &'static Device,
+    attachment: &'static Attachment,
+    size: usize,
+) -> Result<Buffer, String> {
+    let (session, host) = (&attachment.session, &attachment.host);
+    let request = BufferTypeAllocBufferRequest { buffer_type: host.buffer_type, size: size as u64 };
+    let reply = session.buffer_type_alloc_buffer(&request).map_err(|error| error.to_string())?;
     let handle = reply.buffer;
     if handle.is_null() {
         return Err(format!("the host has no room for {size} bytes"));
     }
-    let told = device.session.buffer_get_base(&BufferGetBaseRequest { buffer: handle });
+    let told = session.buffer_get_base(&BufferGetBaseRequest { buffer: handle });
     let base = told.ok().and_then(|reply| usize::try_from(reply.base).ok());
-    let base = base.filter(|base| usable(*base, size, device.host.alignment));
-    let base = base.unwrap_or_else(|| INVENTED_BASE.next_multiple_of(device.host.alignment));
-    Ok(Buffer { device, handle, base, size, blob: None })
+    let base = base.filter(|base| usable(*base, size, host.alignment));
+    let base = base.unwrap_or_else(|| INVENTED_BASE.next_multiple_of(host.alignment));
+    Ok(Buffer { device, attachment, handle, base, size, blob: None })
 }
 
 /// Whether ggml can place tensors from an address on.
@@ -141,20 +155,32 @@ fn usable(base: usize, size: usize, alignment: usize) -> bool {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.handle.is_null() {
+        // In a fork the buffer is another process's.
+        if self.handle.is_null() || !self.attachment.session.is_ours() {
             return;
         }
         // Before the blob goes: the host's buffer lies in it.
         let request = BufferFreeBufferRequest { buffer: self.handle };
-        if let Err(error) = self.device.session.buffer_free_buffer(&request) {
-            self.device.tell("cannot free a buffer", &error);
+        if let Err(error) = self.attachment.session.buffer_free_buffer(&request) {
+            self.attachment.tell("cannot free a buffer", &error);
         }
     }
 }
 
 impl Buffer {
-    /// Where a tensor of this buffer lies.
-    pub(super) fn place(&self, tensor: TensorRef<'_>) -> Result<Place, RecordError> {
+    /// Where a tensor of this buffer lies, for commands on this session; another session's buffers are a stranger's there.
+    pub(super) fn place_on(
+        &self,
+        attachment: &Attachment,
+        tensor: TensorRef<'_>,
+    ) -> Result<Place, RecordError> {
+        match ptr::eq(self.attachment, attachment) {
+            true => self.place(tensor),
+            false => Err(RecordError::Foreign { name: name(tensor) }),
+        }
+    }
+
+    fn place(&self, tensor: TensorRef<'_>) -> Result<Place, RecordError> {
         Ok(Place { buffer: self.handle, offset: self.offset(tensor, 0, 0)? as u64 })
     }
 
@@ -171,13 +197,21 @@ impl Buffer {
         })
     }
 
+    /// The memory of a mapped buffer, which forks do not have.
+    fn shared<'a>(&self, blob: &'a Blob) -> Result<&'a Blob, SessionError> {
+        match self.attachment.session.check() {
+            Err(forked @ SessionError::Forked(_)) => Err(forked),
+            _ => Ok(blob),
+        }
+    }
+
     fn set(&self, tensor: TensorRef<'_>, offset: usize, bytes: &[u8]) -> Result<(), BufferError> {
         let at = self.offset(tensor, offset, bytes.len())?;
         match &self.blob {
-            Some(blob) => blob.write(at, bytes)?,
+            Some(blob) => self.shared(blob)?.write(at, bytes)?,
             None => {
                 let record = record(tensor, self.place(tensor)?)?;
-                self.device.session.set_tensor(self.handle, &record, offset as u64, bytes)?;
+                self.attachment.session.set_tensor(self.handle, &record, offset as u64, bytes)?;
             }
         }
         Ok(())
@@ -186,10 +220,13 @@ impl Buffer {
     fn get(&self, tensor: TensorRef<'_>, offset: usize, out: &mut [u8]) -> Result<(), BufferError> {
         let at = self.offset(tensor, offset, out.len())?;
         match &self.blob {
-            Some(blob) => blob.read(at, out)?,
+            Some(blob) => {
+                self.shared(blob)?.read(at, out)?;
+                self.attachment.session.check()?;
+            }
             None => {
                 let record = record(tensor, self.place(tensor)?)?;
-                self.device.session.get_tensor(self.handle, &record, offset as u64, out)?;
+                self.attachment.session.get_tensor(self.handle, &record, offset as u64, out)?;
             }
         }
         Ok(())
@@ -210,13 +247,14 @@ impl Buffer {
     fn clear(&self, value: u8) -> Result<(), BufferError> {
         match &self.blob {
             Some(blob) => {
+                let blob = self.shared(blob)?;
                 let piece = vec![value; self.size.min(FILL_PIECE)];
                 for at in (0..self.size).step_by(FILL_PIECE) {
                     blob.write(at, &piece[..piece.len().min(self.size - at)])?;
                 }
             }
             None => {
-                self.device.session.buffer_clear(&BufferClearRequest { buffer: self.handle, value })?;
+                self.attachment.session.buffer_clear(&BufferClearRequest { buffer: self.handle, value })?;
             }
         }
         Ok(())
@@ -224,6 +262,10 @@ impl Buffer {
 
     /// Copies a tensor of `from` into one of this buffer; false when that takes the way over the program.
     fn copy(&self, from: &Self, source: TensorRef<'_>, target: TensorRef<'_>) -> Result<bool, BufferError> {
+        if !ptr::eq(self.attachment, from.attachment) {
+            return Ok(false);
+        }
+        self.attachment.session.check()?;
         if let (Some(from_blob), Some(blob)) = (&from.blob, &self.blob) {
             let len = to_len(source.nbytes()?);
             if !same_dense_layout(source, target) {
@@ -244,7 +286,7 @@ impl Buffer {
             source: record(source, from.place(source)?)?,
             destination: record(target, self.place(target)?)?,
         };
-        Ok(self.device.session.buffer_cpy_tensor(&request)?.copied)
+        Ok(self.attachment.session.buffer_cpy_tensor(&request)?.copied)
     }
 }
 
@@ -337,7 +379,7 @@ unsafe extern "C" fn memset_tensor(
         // SAFETY: ggml calls with a buffer that has this function, and a valid tensor that nobody changes meanwhile.
         let (buffer, tensor) = unsafe { (of(buffer), TensorRef::from_ptr(tensor)) };
         if let Some(Err(error)) = tensor.map(|tensor| buffer.fill(tensor, value, offset, size)) {
-            buffer.device.fail("cannot fill a tensor", &error);
+            buffer.attachment.fail(Silent::Fill, &error);
         }
     });
 }
@@ -356,7 +398,7 @@ unsafe extern "C" fn set_tensor(
         // SAFETY: ggml gives `size` readable bytes.
         let bytes = unsafe { slice::from_raw_parts(data.cast::<u8>(), size) };
         if let Err(error) = buffer.set(tensor, offset, bytes) {
-            buffer.device.fail("cannot write a tensor", &error);
+            buffer.attachment.fail(Silent::Write, &error);
         }
     });
 }
@@ -375,8 +417,14 @@ unsafe extern "C" fn get_tensor(
         // SAFETY: ggml gives `size` writable bytes; u8 has no invalid value.
         let out = unsafe { slice::from_raw_parts_mut(data.cast::<u8>(), size) };
         if let Err(error) = buffer.get(tensor, offset, out) {
-            out.fill(0);
-            buffer.device.fail("cannot read a tensor", &error);
+            // Mapped memory is still there when the host is lost, and may be of use, though the host may have been writing to it.
+            let still_there =
+                buffer.blob.is_some() && matches!(error, BufferError::Session(SessionError::Lost(_)));
+            if !still_there {
+                out.fill(0);
+            }
+            buffer.attachment.fail_read(&error);
+            buffer.device.on_lost.act();
         }
     });
 }
@@ -405,7 +453,7 @@ unsafe extern "C" fn clear(buffer: *mut abi::Buffer, value: u8) {
         // SAFETY: ggml calls with a buffer that has this function.
         let buffer = unsafe { of(buffer) };
         if let Err(error) = buffer.clear(value) {
-            buffer.device.fail("cannot clear a buffer", &error);
+            buffer.attachment.fail(Silent::Clear, &error);
         }
     });
 }

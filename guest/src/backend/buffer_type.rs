@@ -57,12 +57,12 @@ unsafe extern "C" fn alloc_buffer<const API: u32>(
 
 unsafe extern "C" fn get_alignment<const API: u32>(buffer_type: *mut abi::BufferType) -> usize {
     // SAFETY: ggml calls with a buffer type that has this function.
-    unsafe { device::<API>(buffer_type) }.host.alignment
+    unsafe { device::<API>(buffer_type) }.last_attached().host.alignment
 }
 
 unsafe extern "C" fn get_max_size<const API: u32>(buffer_type: *mut abi::BufferType) -> usize {
     // SAFETY: ggml calls with a buffer type that has this function.
-    unsafe { device::<API>(buffer_type) }.host.max_size
+    unsafe { device::<API>(buffer_type) }.last_attached().host.max_size
 }
 
 unsafe extern "C" fn get_alloc_size<const API: u32>(

@@ -1,5 +1,6 @@
 //! The backend: one stream of graphs to the device. Every graph is done when its call returns.
 
+use super::attachment::Attachment;
 use super::device::Device;
 use super::{guard, log, registry};
 use crate::graph::GraphWriter;
@@ -13,12 +14,13 @@ static GUID: abi::Guid = *b"apir.ggml.virtgp";
 #[derive(Debug)]
 struct Stream {
     device: &'static Device,
+    attachment: &'static Attachment,
     writer: Mutex<GraphWriter>,
 }
 
-/// Makes a backend on a device.
+/// Makes a backend on a device, for the process that calls.
 pub(super) fn make(device: &'static Device) -> *mut abi::Backend {
-    let stream = Box::new(Stream { device, writer: Mutex::default() });
+    let stream = Box::new(Stream { device, attachment: device.attached(), writer: Mutex::default() });
     Box::into_raw(Box::new(abi::Backend {
         guid: (&raw const GUID).cast_mut(),
         iface: IFACE,
@@ -29,25 +31,34 @@ pub(super) fn make(device: &'static Device) -> *mut abi::Backend {
 
 impl Stream {
     fn compute(&self, graph: GraphRef<'_>) -> Status {
-        if self.device.take_failed() {
+        let attachment = self.attachment;
+        // Before the lock below, which a fork may have copied while it was held.
+        if let Err(error) = attachment.session.check() {
+            attachment.tell("cannot compute a graph", &error);
+            return Status::Failed;
+        }
+        if attachment.take_failed() {
             log::error(format_args!("a graph is not computed: an earlier transfer failed"));
             return Status::Failed;
         }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let written =
-            writer.write(graph, |node| self.device.is_view(node), |tensor| self.device.locate(tensor));
+        let written = writer.write(
+            graph,
+            |node| self.device.is_view(node),
+            |tensor| self.device.locate(attachment, tensor),
+        );
         let bytes = match written {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Status::Success,
             Err(error) => {
-                self.device.tell("cannot compute a graph", &error);
+                attachment.tell("cannot compute a graph", &error);
                 return Status::Failed;
             }
         };
-        match self.device.session.graph_compute(bytes) {
+        match attachment.session.graph_compute(bytes) {
             Ok(number) => Status::from_number(number),
             Err(error) => {
-                self.device.tell("cannot compute a graph", &error);
+                attachment.tell("cannot compute a graph", &error);
                 Status::Failed
             }
         }
@@ -91,7 +102,7 @@ unsafe extern "C" fn free(backend: *mut abi::Backend) {
     guard("free", (), || {
         // SAFETY: ggml frees a backend once, and it and its stream were boxed in `make`.
         let stream = unsafe { Box::from_raw(Box::from_raw(backend).context.cast::<Stream>()) };
-        registry::write_statistics(stream.device);
+        registry::write_statistics(stream.device, stream.attachment);
     });
 }
 

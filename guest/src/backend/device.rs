@@ -1,22 +1,21 @@
 //! The device: its facts, what it supports, and what went wrong on it.
 
+use super::attachment::Attachment;
 use super::buffer::BufferMaker;
+use super::lost::OnLost;
 use super::ops::{OpClass, Ops};
 use super::{buffer, buffer_type, compute, guard, log};
-use crate::cache::Cache;
-use crate::host_device::HostDevice;
+use crate::link::Process;
 use crate::record::{Place, RecordError, content_key, fits_records, inline, name};
 use crate::session::{Session, SessionError};
 use apir_ggml::layout::BufferTypeBox;
-use apir_ggml::{Layout, TensorRef, TypeInfo, abi};
-use apir_protocol::messages::{
-    BufferTypeGetAllocSizeRequest, DeviceGetMemoryRequest, DeviceSupportsOpRequest,
-};
+use apir_ggml::{DeviceType, Layout, TensorRef, TypeInfo, abi};
+use apir_protocol::messages::{BufferTypeGetAllocSizeRequest, DeviceSupportsOpRequest};
 use std::ffi::{CString, c_char, c_int};
-use std::fmt::Display;
+use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Put before the host's names, so that a program tells its own devices from the host's.
 const PREFIX: &str = "[virtgpu] ";
@@ -24,22 +23,40 @@ const PREFIX: &str = "[virtgpu] ";
 const ROW_PADDING: i64 = 512;
 
 /// The device. It lives as long as the process, as ggml demands.
+///
+/// It is the library's, and forks inherit it; its session, and the backends and buffers made with that, are one process's. A fork that asks the device for
+/// anything gets a session of its own.
 #[derive(Debug)]
 pub(super) struct Device {
-    pub(super) session: Session,
-    pub(super) host: HostDevice,
     pub(super) layout: Layout,
     pub(super) maker: BufferMaker,
     pub(super) name: CString,
     pub(super) buffer_type_name: CString,
+    pub(super) on_lost: OnLost,
     description: CString,
+    kind: DeviceType,
     ops: Ops,
-    supported: Cache<bool>,
-    alloc_sizes: Cache<u64>,
-    memory: Mutex<(u64, u64)>,
-    failed: AtomicBool,
-    told_lost: AtomicBool,
+    opener: Opener,
+    /// The last process's that used the device; never null and never freed.
+    attachment: AtomicPtr<Attachment>,
+    /// The process that could not open a session.
+    refused: AtomicU64,
     pointers: OnceLock<Pointers>,
+}
+
+/// Opens a session for the process that calls.
+pub(super) struct Opener(Box<dyn Fn() -> Result<Session, SessionError> + Send + Sync>);
+
+impl Opener {
+    pub(super) fn new(open: impl Fn() -> Result<Session, SessionError> + Send + Sync + 'static) -> Self {
+        Self(Box::new(open))
+    }
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Opener")
+    }
 }
 
 /// What ggml knows the device and its buffer type by.
@@ -55,29 +72,29 @@ unsafe impl Send for Pointers {}
 unsafe impl Sync for Pointers {}
 
 impl Device {
-    /// Makes the device of an open session, for good.
+    /// Makes the device for good, with the session that `opener` opens.
     pub(super) fn make(
-        session: Session,
+        opener: Opener,
         layout: Layout,
         maker: BufferMaker,
         ops: Ops,
+        on_lost: OnLost,
         registry: *mut abi::Reg,
     ) -> Result<&'static Self, SessionError> {
-        let host = HostDevice::ask(&session)?;
+        let attachment = Attachment::new((opener.0)()?)?;
+        let host = &attachment.host;
         let device: &'static Self = Box::leak(Box::new(Self {
             name: text(&format!("{PREFIX}{}", host.name)),
             buffer_type_name: text(&format!("{PREFIX}{}", host.buffer_type_name)),
             description: text(&host.description),
-            memory: Mutex::new(host.memory),
-            session,
-            host,
+            kind: host.kind,
             layout,
             maker,
+            on_lost,
             ops,
-            supported: Cache::new(),
-            alloc_sizes: Cache::new(),
-            failed: AtomicBool::new(false),
-            told_lost: AtomicBool::new(false),
+            opener,
+            attachment: AtomicPtr::new(Box::into_raw(Box::new(attachment))),
+            refused: AtomicU64::new(0),
             pointers: OnceLock::new(),
         }));
         let context = ptr::from_ref(device).cast_mut().cast();
@@ -104,32 +121,55 @@ impl Device {
         self.name.to_string_lossy().into_owned()
     }
 
-    /// Tells of a failure that ggml has no way to hear of; the next computation then fails.
-    pub(super) fn fail(&self, what: &str, error: &dyn Display) {
-        self.failed.store(true, Ordering::Relaxed);
-        self.tell(what, error);
-    }
-
-    /// Logs a failure; a lost host only once.
-    pub(super) fn tell(&self, what: &str, error: &dyn Display) {
-        if !(self.session.is_lost() && self.told_lost.swap(true, Ordering::Relaxed)) {
-            log::error(format_args!("{what}: {error}"));
+    /// The session of this process, opened now if this process is a fork that has none. Where it cannot be opened, it is one that fails every call.
+    ///
+    /// No lock is taken: a fork may have copied it while it was held.
+    pub(super) fn attached(&self) -> &'static Attachment {
+        let known = self.last_attached();
+        let here = Process::current().generation();
+        if known.session.is_ours() || self.refused.load(Ordering::Relaxed) == here {
+            return known;
+        }
+        match (self.opener.0)().and_then(Attachment::new) {
+            Ok(fresh) => self.attach(known, fresh),
+            Err(error) => {
+                self.refused.store(here, Ordering::Relaxed);
+                log::error(format_args!("no session for this fork of a process that has one: {error}"));
+                known
+            }
         }
     }
 
-    /// Whether a transfer has failed since the last time this was asked.
-    pub(super) fn take_failed(&self) -> bool {
-        self.failed.swap(false, Ordering::Relaxed)
+    /// The session that was opened last, by this process or by the one that it is a fork of.
+    pub(super) fn last_attached(&self) -> &'static Attachment {
+        // SAFETY: never null, and never freed.
+        unsafe { &*self.attachment.load(Ordering::Acquire) }
     }
 
-    /// Where the data of a tensor lies.
-    pub(super) fn locate(&self, tensor: TensorRef<'_>) -> Result<Place, RecordError> {
+    /// Puts `fresh` in the place of `known`, unless another thread was quicker.
+    fn attach(&self, known: &'static Attachment, fresh: Attachment) -> &'static Attachment {
+        let (known, fresh) = (ptr::from_ref(known).cast_mut(), Box::into_raw(Box::new(fresh)));
+        if self.attachment.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: boxed above, and nobody else got the pointer.
+            drop(unsafe { Box::from_raw(fresh) });
+        } else {
+            log::debug(format_args!("this process is a fork; it has a session of its own now"));
+        }
+        self.last_attached()
+    }
+
+    /// Where the data of a tensor lies, for graphs that are sent on this session.
+    pub(super) fn locate(
+        &self,
+        attachment: &Attachment,
+        tensor: TensorRef<'_>,
+    ) -> Result<Place, RecordError> {
         let own = tensor.buffer();
         let pointer =
             if own.is_null() { tensor.view_src().map_or(ptr::null_mut(), TensorRef::buffer) } else { own };
         // SAFETY: a tensor's buffer is null or valid while the tensor is.
         if let Some(buffer) = unsafe { buffer::of_device(self, pointer) } {
-            return buffer.place(tensor);
+            return buffer.place_on(attachment, tensor);
         }
         // SAFETY: as above.
         let empty = unsafe { buffer::is_empty_of_device(self, pointer) };
@@ -138,16 +178,6 @@ impl Device {
             () if pointer.is_null() => Err(RecordError::Homeless { name: name(tensor) }),
             () => Err(RecordError::Foreign { name: name(tensor) }),
         }
-    }
-
-    /// Free and total memory in bytes, as the host says now or as it last said.
-    fn memory(&self) -> (u64, u64) {
-        let answer = self.session.device_get_memory(&DeviceGetMemoryRequest {});
-        let mut last = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(now) = answer {
-            *last = (now.free, now.total);
-        }
-        *last
     }
 
     /// Whether a node moves no data.
@@ -165,8 +195,12 @@ impl Device {
         if !fits_records(node) {
             return false;
         }
-        let answer = self.supported.get_or_ask(content_key(node), || {
-            match self.session.device_supports_op(&DeviceSupportsOpRequest { node: inline(node) }) {
+        let attachment = self.attached();
+        if !attachment.session.is_ours() {
+            return true;
+        }
+        let answer = attachment.supported.get_or_ask(content_key(node), || {
+            match attachment.session.device_supports_op(&DeviceSupportsOpRequest { node: inline(node) }) {
                 Ok(reply) => Ok(reply.supported),
                 // A node that the host will not look at is one it will not compute.
                 Err(SessionError::Refused { .. }) => Ok(false),
@@ -174,9 +208,9 @@ impl Device {
             }
         });
         answer.unwrap_or_else(|error| {
-            self.tell("cannot ask whether an operation is supported", &error);
+            attachment.tell("cannot ask whether an operation is supported", &error);
             // ggml aborts over a "no" for tensors that lie here; a computation on a lost host fails instead.
-            self.session.is_lost()
+            attachment.session.is_lost()
         })
     }
 
@@ -189,15 +223,19 @@ impl Device {
         if extent.is_ok() && !odd_row && self.ops.class(tensor.op()) != OpClass::Padded {
             return to_size(local);
         }
-        let answer = self.alloc_sizes.get_or_ask(content_key(tensor), || {
-            let buffer_type = self.host.buffer_type;
+        let attachment = self.attached();
+        if !attachment.session.is_ours() {
+            return to_size(local);
+        }
+        let answer = attachment.alloc_sizes.get_or_ask(content_key(tensor), || {
+            let buffer_type = attachment.host.buffer_type;
             let request = BufferTypeGetAllocSizeRequest { buffer_type, tensor: inline(tensor) };
-            self.session.buffer_type_get_alloc_size(&request).map(|reply| reply.size)
+            attachment.session.buffer_type_get_alloc_size(&request).map(|reply| reply.size)
         });
         match answer {
             Ok(told) => to_size(told.max(local)),
             Err(error) => {
-                self.tell("cannot ask for the size of a tensor", &error);
+                attachment.tell("cannot ask for the size of a tensor", &error);
                 to_size(local)
             }
         }
@@ -259,7 +297,7 @@ unsafe extern "C" fn get_description(device: *mut abi::Device) -> *const c_char 
 unsafe extern "C" fn get_memory(device: *mut abi::Device, free: *mut usize, total: *mut usize) {
     guard("get_memory", (), || {
         // SAFETY: ggml calls with a device that has this function.
-        let (now_free, all) = unsafe { of(device) }.memory();
+        let (now_free, all) = unsafe { of(device) }.attached().memory();
         // SAFETY: ggml gives two places to write to.
         unsafe {
             free.write(to_size(now_free));
@@ -270,27 +308,28 @@ unsafe extern "C" fn get_memory(device: *mut abi::Device, free: *mut usize, tota
 
 unsafe extern "C" fn get_type(device: *mut abi::Device) -> c_int {
     // SAFETY: ggml calls with a device that has this function.
-    unsafe { of(device) }.host.kind.number()
+    unsafe { of(device) }.kind.number()
 }
 
 unsafe extern "C" fn get_props(device: *mut abi::Device, props: *mut abi::DeviceProps) {
     guard("get_props", (), || {
         // SAFETY: ggml calls with a device that has this function.
         let known = unsafe { of(device) };
-        let (free, total) = known.memory();
+        let attachment = known.attached();
+        let (free, total) = attachment.memory();
         let filled = abi::DeviceProps {
             name: known.name.as_ptr(),
             description: known.description.as_ptr(),
             memory_free: to_size(free),
             memory_total: to_size(total),
-            type_: known.host.kind.number(),
+            type_: known.kind.number(),
             device_id: ptr::null(),
             caps: abi::DeviceCaps {
                 async_: false,
                 host_buffer: false,
                 buffer_from_host_ptr: false,
                 events: false,
-                mmap_support: known.host.mmap_support,
+                mmap_support: attachment.host.mmap_support,
             },
         };
         // SAFETY: ggml gives a struct of its own to fill; its size is the same in every supported version.

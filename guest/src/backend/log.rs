@@ -4,7 +4,7 @@
 use apir_ggml::process::{GgmlBase, LogLevel};
 use std::ffi::CString;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::sync::OnceLock;
 
 static BASE: OnceLock<GgmlBase> = OnceLock::new();
@@ -36,9 +36,14 @@ fn line(level: LogLevel, message: fmt::Arguments<'_>) {
     captured::LINES.with_borrow_mut(|lines| lines.push(text.clone()));
     match (BASE.get(), CString::new(text.as_bytes())) {
         (Some(base), Ok(text)) => base.log(level, &text),
-        // A program without stderr has nobody to tell.
-        _ => drop(writeln!(io::stderr(), "{text}")),
+        _ => to_stderr(&text),
     }
+}
+
+/// Writes a line to stderr, past ggml's log. Takes no lock, which a fork could have copied while it was held.
+pub(super) fn to_stderr(line: &str) {
+    // A program without stderr has nobody to tell.
+    let _ = nix::unistd::write(io::stderr(), format!("{line}\n").as_bytes());
 }
 
 #[cfg(test)]

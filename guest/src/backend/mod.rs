@@ -3,15 +3,18 @@
 //! ggml calls in here from any thread. No function unwinds: a panic becomes the function's error value and a line in
 //! ggml's log, see [`guard`].
 
+mod attachment;
 mod buffer;
 mod buffer_type;
 mod compute;
 mod device;
 mod log;
+mod lost;
 mod ops;
 mod registry;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,8 @@
 //! Blobs: memory shared with the host.
-use super::LinkError;
+use super::{LinkError, Process};
 use memmap2::MmapRaw;
 use std::fmt::Debug;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, VolatileSlice};
@@ -15,34 +16,40 @@ pub trait Unref: Send + Sync + Debug {
 /// Memory shared with the host. Dropping it unmaps it here, then gives it back to the host.
 ///
 /// The host may write at any time, so the bytes are only ever copied, never borrowed.
+///
+/// It belongs to the process that made it. A fork of that process does not inherit the mapping, so that what the process frees is free: there the blob
+/// must not be accessed, and dropping it does nothing.
 #[derive(Debug)]
 pub struct Blob {
-    // Declared before `resource`: the mapping goes first.
-    mapping: MmapRaw,
-    resource: Resource,
-}
-
-#[derive(Debug)]
-struct Resource {
+    mapping: ManuallyDrop<MmapRaw>,
     res_id: u32,
     owner: Arc<dyn Unref>,
+    process: Process,
 }
 
-impl Drop for Resource {
+impl Drop for Blob {
     fn drop(&mut self) {
-        self.owner.unref(self.res_id);
+        if self.process.is_current() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+            self.owner.unref(self.res_id);
+        }
+        // In a fork the addresses may be another mapping's by now, and the host's resource is still in use.
     }
 }
 
 impl Blob {
     /// A blob of the host's resource `res_id`, mapped whole at `mapping`; `owner` is told when it is dropped.
     pub fn new(res_id: u32, mapping: MmapRaw, owner: Arc<dyn Unref>) -> Self {
-        Self { mapping, resource: Resource { res_id, owner } }
+        // Where this fails, forks keep memory longer than needed.
+        #[cfg(target_os = "linux")]
+        let _ = mapping.advise(memmap2::Advice::DontFork);
+        Self { mapping: ManuallyDrop::new(mapping), res_id, owner, process: Process::current() }
     }
 
     /// The resource id that commands name it by.
     pub fn res_id(&self) -> u32 {
-        self.resource.res_id
+        self.res_id
     }
 
     /// Its size in bytes: at least what was asked for.
@@ -162,6 +169,28 @@ mod tests {
     #[should_panic = "no word at 2"]
     fn a_ragged_word_panics() {
         blob(&Arc::default()).load_word(2);
+    }
+
+    #[test]
+    fn t25_a_fork_neither_has_the_memory_nor_gives_it_back() {
+        let log = Arc::new(Log::default());
+        let blob = blob(&log);
+        let address = blob.as_ptr();
+        let status = crate::link::in_fork(|| {
+            // The addresses are free in the child: a mapping of its own may be there.
+            let len = 4096;
+            // SAFETY: the flag keeps the call from replacing a mapping.
+            let own = unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+                libc::mmap(address.cast(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+            };
+            let inherited = own.cast() != address;
+            drop(blob);
+            // SAFETY: the child's own mapping, which the drop must leave alone.
+            let kept = inherited || unsafe { address.read_volatile() } == 0;
+            u8::from(!inherited && kept && log.0.lock().unwrap().is_empty())
+        });
+        assert_eq!(status, 1);
     }
 
     #[test]

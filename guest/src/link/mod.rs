@@ -3,12 +3,16 @@
 //! A [`Link`] carries commands one way and makes blobs, memory that both sides see. The host answers a command in its
 //! reply blob: it stores the notification word last, and [`wait::until`] watches that word.
 mod memory;
+mod process;
 mod pulse;
 mod socket;
 mod virtgpu;
 pub mod wait;
 
 pub use memory::{Blob, Unref};
+pub use process::Process;
+#[cfg(test)]
+pub(crate) use process::in_fork;
 pub use pulse::{Patience, Pulse};
 pub use socket::SocketLink;
 pub use virtgpu::{APIR_CAPSET_VARIABLE, CapsetFound, Findings, RENDER_NODE_VARIABLE, Unusable, VirtgpuLink};

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Link, LinkError};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const SPIN: Duration = Duration::from_micros(20);
@@ -57,8 +57,12 @@ pub fn until(
 
 /// Spinning on the only processor keeps the host, or the VM's own kernel, from running.
 fn may_spin() -> bool {
-    static SEVERAL: OnceLock<bool> = OnceLock::new();
-    *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() > 1))
+    // Not a OnceLock: a fork while another thread sets it would wait for ever.
+    static PROCESSORS: AtomicUsize = AtomicUsize::new(0);
+    if PROCESSORS.load(Ordering::Relaxed) == 0 {
+        PROCESSORS.store(std::thread::available_parallelism().map_or(1, usize::from), Ordering::Relaxed);
+    }
+    PROCESSORS.load(Ordering::Relaxed) > 1
 }
 
 /// Sleeps that end on time while it lives. The slack belongs to the program's thread, so it is put back.
@@ -94,7 +98,7 @@ impl Drop for FineTimer {
 mod tests {
     use super::*;
     use crate::link::{Blob, Pulse};
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     #[derive(Debug, Default)]
     struct Peer {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::TIMEOUT_VARIABLE;
-use crate::link::LinkError;
+use crate::link::{LinkError, Process};
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{Command, ForwardCode, InitializeCode, LoadLibraryCode, PluginCode};
 use apir_protocol::constants::{HANDSHAKE_MAGIC, INITIALIZE_BASE, LOAD_LIBRARY_BASE};
@@ -17,6 +17,11 @@ pub enum SessionError {
     /// The host is lost: every later call fails too.
     #[error("{0}")]
     Lost(String),
+    /// This process is a fork of the one that opened the session.
+    #[error(
+        "it belongs to {0}, of which this process is a fork; make backends and buffers anew here, or load the model after the fork"
+    )]
+    Forked(Process),
     /// Nobody shakes hands behind any render node.
     #[error("no APIR host answers: {0}; start the VMM on apir's libvirglrenderer.so.1 if it is not")]
     NoAnswer(String),

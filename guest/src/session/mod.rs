@@ -11,7 +11,7 @@ mod transfer;
 
 pub use error::{LoadFailure, SessionError};
 
-use crate::link::{self, Blob, Link, LinkError, Route, wait};
+use crate::link::{self, Blob, Link, LinkError, Process, Route, wait};
 use apir_protocol::codec::{DecodeError, Decoder, Encoder};
 use apir_protocol::command::{Command, CommandType};
 use apir_protocol::constants::{
@@ -38,12 +38,15 @@ const SHORT_REPLY: usize = 256;
 const WHOLE_REPLY: usize = REPLY_BLOB_SIZE as usize - NOTIFICATION_SIZE;
 
 /// One context on a host, with its plugin loaded. May be used from several threads; commands take turns.
+///
+/// It belongs to the process that opened it: in a fork of that process every call fails at once, and nothing is sent, not even when it is dropped.
 #[derive(Debug)]
 pub struct Session {
     // Declared before `link`: blobs go back to the host while it can be told.
     channel: Mutex<Channel>,
     liveness: Option<Arc<Blob>>,
     link: Box<dyn Link>,
+    process: Process,
     lost: OnceLock<String>,
     counters: Counters,
     host_version: OnceLock<(u32, u32)>,
@@ -127,6 +130,7 @@ impl Session {
             channel: Mutex::new(channel),
             liveness: None,
             link,
+            process: Process::current(),
             lost: OnceLock::new(),
             counters: Counters::default(),
             host_version: OnceLock::new(),
@@ -157,9 +161,26 @@ impl Session {
         }
     }
 
-    /// Whether the host is lost: every call fails from then on.
+    /// Whether the session can no longer be used here: the host is lost, or this process is a fork of the one that opened it.
     pub fn is_lost(&self) -> bool {
-        self.lost.get().is_some()
+        self.check().is_err()
+    }
+
+    /// Whether this process opened it.
+    pub fn is_ours(&self) -> bool {
+        self.process.is_current()
+    }
+
+    /// Fails where [`Session::is_lost`] says true.
+    ///
+    /// # Errors
+    /// [`SessionError::Forked`], [`SessionError::Lost`].
+    pub fn check(&self) -> Result<(), SessionError> {
+        // First: a fork may have copied the session while another thread was changing it.
+        if !self.is_ours() {
+            return Err(SessionError::Forked(self.process));
+        }
+        self.lost.get().map_or(Ok(()), |reason| Err(SessionError::Lost(reason.clone())))
     }
 
     /// Sends a command and waits for its reply.
@@ -214,12 +235,12 @@ impl Session {
 
     /// Takes the turn; a lost host fails at once.
     fn channel(&self) -> Result<MutexGuard<'_, Channel>, SessionError> {
+        // Before the lock too: in a fork its holder may be a thread that is not there.
+        self.check()?;
         // Whatever a panicking thread left there is overwritten by the next command.
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.lost.get() {
-            Some(reason) => Err(SessionError::Lost(reason.clone())),
-            None => Ok(channel),
-        }
+        self.check()?;
+        Ok(channel)
     }
 
     fn call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {

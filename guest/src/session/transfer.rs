@@ -85,9 +85,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::Link`] when the host or this system cannot, [`SessionError::Lost`].
     pub fn create_blob(&self, size: u64) -> Result<Blob, SessionError> {
-        if let Some(reason) = self.lost.get() {
-            return Err(SessionError::Lost(reason.clone()));
-        }
+        self.check()?;
         self.link.create_blob(size).map_err(|error| match self.link.check_peer() {
             Err(lost @ LinkError::Lost(_)) => self.link_failed(lost),
             _ => SessionError::Link(error),

@@ -2,18 +2,20 @@
 
 mod buffers;
 mod devices;
+mod forks;
 mod graphs;
 
 use super::buffer::BufferMaker;
-use super::device::Device;
+use super::device::{Device, Opener};
+use super::lost::OnLost;
 use super::ops::Ops;
-use crate::session::Session;
 use crate::session::fake::{FakeLink, Host, Script};
+use crate::session::{Session, SessionError};
 use apir_ggml::layout::{Marks, Version};
 use apir_ggml::ops::OpTable;
 use apir_ggml::{Layout, abi};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const NONE: u32 = 0;
 const ADD: u32 = 1;
@@ -36,10 +38,18 @@ fn device(prepare: impl FnOnce(&mut Script)) -> (&'static Device, Arc<Host>) {
 fn device_of(api: u32, prepare: impl FnOnce(&mut Script)) -> (&'static Device, Arc<Host>) {
     let (link, host) = FakeLink::new();
     prepare(&mut host.0.lock().unwrap());
+    (device_over(api, Opener::new(forks_of(link)), OnLost::Fail), host)
+}
+
+fn device_over(api: u32, opener: Opener, on_lost: OnLost) -> &'static Device {
     let ops = Ops::new(&OpTable::from_names(["NONE", "ADD", "MUL_MAT", "VIEW", "CUSTOM", "GLU"]));
-    let session = Session::open(link).unwrap();
-    let device = Device::make(session, layout(api), BufferMaker::Boxes, ops, ptr::null_mut()).unwrap();
-    (device, host)
+    Device::make(opener, layout(api), BufferMaker::Boxes, ops, on_lost, ptr::null_mut()).unwrap()
+}
+
+/// Opens the link the first time; later, in forks, another host's.
+fn forks_of(link: Box<FakeLink>) -> impl Fn() -> Result<Session, SessionError> {
+    let link = Mutex::new(Some(link));
+    move || Session::open(link.lock().unwrap().take().unwrap_or_else(|| FakeLink::new().0))
 }
 
 /// A dense tensor without data.
