@@ -1,6 +1,6 @@
 //! ggml's backend structs as they lie in memory: what a backend and the program that loads it share.
 //!
-//! The sizes and offsets hold for ggml 0.9.11 and newer on 64-bit targets; each is asserted at compile time, and a test compares them with ggml's own
+//! The sizes and offsets hold from [`crate::layout::OLDEST_VERSION`] on for 64-bit targets; each is asserted at compile time, and a test compares them with ggml's own
 //! headers. Only [`BufferTypeV2`] and [`BufferTypeV3`] differ between the backend API versions, see [`crate::layout`].
 //!
 //! Every slot of a vtable is an `Option`: a slot ggml calls optional, or that a backend leaves out, is a null pointer.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::layout::Version;
+use crate::layout::{OLDEST_VERSION, Version};
 use crate::types::ExtentError;
 
 /// An error of this crate; the message is one line that names the thing, the value and the limit.
@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// The backend has another API version than its ggml.
     #[error(
-        "ggml library {}: {symbol} gives a backend of API {found}, but its ggml {version} has API {expected}; supported: {supported}",
+        "ggml library {}: {symbol} gives a backend of API {found}, but its ggml {version} has API {expected}",
         path.display()
     )]
     ApiVersion {
@@ -67,16 +67,12 @@ pub enum Error {
         expected: u32,
         /// Version of its ggml.
         version: Version,
-        /// What is supported.
-        supported: &'static str,
     },
-    /// The ggml is of a version whose structs are not known.
-    #[error("ggml {version} is not supported, only {supported}")]
+    /// The ggml is older than [`OLDEST_VERSION`].
+    #[error("ggml: too old ({version}, oldest supported {OLDEST_VERSION})")]
     VersionUnsupported {
         /// Version of the ggml.
         version: Version,
-        /// What is supported.
-        supported: &'static str,
     },
     /// A ggml library has a version that is not supported.
     #[error("ggml library {}: {source}", path.display())]

@@ -9,15 +9,13 @@ use std::str::FromStr;
 use crate::abi;
 use crate::error::Error;
 
-/// Oldest ggml that is supported: the last change of the vtables of buffers and backends.
-pub const OLDEST_VERSION: Version = Version { major: 0, minor: 9, patch: 11 };
-/// What is supported, in words for an error message.
-pub const SUPPORTED: &str = "API 2 (ggml 0.9.11 or newer) and 3";
+/// Oldest ggml that is supported, on both sides: structs and kernels of older releases are not checked. README and docs name it.
+pub const OLDEST_VERSION: Version = Version::new(0, 13, 0);
 
 /// Since when devices say whether a mapped file may be loaded.
-const MMAP_CAP_VERSION: Version = Version { major: 0, minor: 19, patch: 0 };
+const MMAP_CAP_VERSION: Version = Version::new(0, 19, 0);
 /// The oldest version known to call `graph_optimize` with three arguments; 0.21.0 used two.
-const OPTIMIZE_PARAMS_VERSION: Version = Version { major: 0, minor: 25, patch: 1 };
+const OPTIMIZE_PARAMS_VERSION: Version = Version::new(0, 25, 1);
 
 /// A ggml version, as `ggml_version()` gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +26,14 @@ pub struct Version {
     pub minor: u32,
     /// Third number.
     pub patch: u32,
+}
+
+impl Version {
+    /// The version of these three numbers.
+    #[must_use]
+    pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
+        Self { major, minor, patch }
+    }
 }
 
 impl fmt::Display for Version {
@@ -84,7 +90,7 @@ impl Layout {
     /// [`Error::VersionUnsupported`] before [`OLDEST_VERSION`].
     pub fn new(version: Version, marks: Marks) -> Result<Self, Error> {
         if version < OLDEST_VERSION {
-            return Err(Error::VersionUnsupported { version, supported: SUPPORTED });
+            return Err(Error::VersionUnsupported { version });
         }
         Ok(Self {
             version,
@@ -233,7 +239,7 @@ mod tests {
 
     #[test]
     fn versions_are_read_and_ordered() {
-        assert_eq!(version("0.26.0"), Version { major: 0, minor: 26, patch: 0 });
+        assert_eq!(version("0.26.0"), Version::new(0, 26, 0));
         assert_eq!(version("0.9.11-dev").to_string(), "0.9.11");
         assert_eq!(version("1.2.3.4").to_string(), "1.2.3");
         assert!(version("0.9.11") < version("0.10.0"));
@@ -255,11 +261,16 @@ mod tests {
 
     #[test]
     fn too_old_a_ggml_is_refused_by_name() {
-        let error = Layout::new(version("0.9.10"), NEW).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "ggml 0.9.10 is not supported, only API 2 (ggml 0.9.11 or newer) and 3"
-        );
+        let error = Layout::new(version("0.12.9"), NEW).unwrap_err();
+        assert_eq!(error.to_string(), "ggml: too old (0.12.9, oldest supported 0.13.0)");
+        assert!(Layout::new(OLDEST_VERSION, NEW).is_ok());
+    }
+
+    #[test]
+    fn the_readme_names_the_oldest_version() {
+        let readme = include_str!("../../README.md");
+        let named = format!("ggml {OLDEST_VERSION} ");
+        assert!(readme.contains(&named), "README.md does not say \"{named}\"");
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! | [`library`] | the host | a loaded ggml library: its devices, buffers and backends |
 //! | [`process`] | a backend | the ggml of the program it was loaded by |
 //!
-//! Supported: ggml 0.9.11 (backend API 2) up to API 3, on 64-bit targets.
+//! Supported: ggml from [`layout::OLDEST_VERSION`] (backend API 2) up to API 3, on 64-bit targets.
 
 pub mod abi;
 pub mod error;

@@ -13,7 +13,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::Registry;
 use crate::abi;
 use crate::error::Error;
-use crate::layout::{Layout, Marks, SUPPORTED, Version};
+use crate::layout::{Layout, Marks, OLDEST_VERSION, Version};
 use crate::ops::{OpName, OpTable};
 
 /// The function that gives the registration of a backend built for dynamic loading.
@@ -148,7 +148,7 @@ impl GgmlLibrary {
         let registry = self.registry();
         let devices = registry.device_count();
         format!(
-            "ggml {}, backend API {}, registry {} with {devices} device{}; supported: {SUPPORTED}",
+            "ggml {}, backend API {}, registry {} with {devices} device{}; oldest supported {OLDEST_VERSION}",
             self.version(),
             self.layout().api_version(),
             registry.name(),
@@ -218,7 +218,6 @@ impl File<'_> {
                 found,
                 expected: layout.api_version(),
                 version: layout.version(),
-                supported: SUPPORTED,
             });
         }
         Ok(reg)
