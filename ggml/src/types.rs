@@ -4,6 +4,7 @@
 use thiserror::Error;
 
 use crate::abi::MAX_DIMS;
+use crate::layout::{OLDEST_VERSION, Version};
 
 /// An element type: how many elements make a block, and how many bytes a block takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct TypeInfo {
     pub block: u32,
     /// Bytes of a block.
     pub size: u32,
+    /// The first release that is known to have it.
+    pub since: Version,
 }
 
 impl TypeInfo {
@@ -128,7 +131,7 @@ fn checked_extent(info: &TypeInfo, ne: [u64; MAX_DIMS], nb: [u64; MAX_DIMS]) -> 
 
 /// A row of the table.
 const fn t(number: u32, name: &'static str, block: u32, size: u32) -> TypeInfo {
-    TypeInfo { number, name, block, size }
+    TypeInfo { number, name, block, size, since: OLDEST_VERSION }
 }
 
 /// By rising number; 4, 5, 31 to 33 and 36 to 38 were removed from ggml and would divide by a block of 0 there.
@@ -167,7 +170,7 @@ const TYPES: &[TypeInfo] = &[
     t(39, "mxfp4", 32, 17),
     t(40, "nvfp4", 64, 36),
     t(41, "q1_0", 128, 18),
-    t(42, "q2_0", 64, 18),
+    TypeInfo { since: Version::new(0, 17, 0), ..t(42, "q2_0", 64, 18) },
 ];
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ impl Context {
         let inline = self.read_inline(inline)?;
         match self.rules.check(&inline.node_for_rules(self)) {
             Ok(()) => {}
-            Err(error @ (VerifyError::Rule { .. } | VerifyError::NoRule { .. })) => {
+            Err(
+                error @ (VerifyError::Rule { .. } | VerifyError::NoRule { .. } | VerifyError::Release { .. }),
+            ) => {
                 tracing::debug!("context {}: not supported: {error}", self.id);
                 return Ok(false);
             }

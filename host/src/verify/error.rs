@@ -1,7 +1,7 @@
 //! Why a tensor or a graph was refused.
 #![forbid(unsafe_code)]
 
-use apir_ggml::ExtentError;
+use apir_ggml::{ExtentError, Version};
 use apir_protocol::graph::GraphError;
 use thiserror::Error;
 
@@ -127,6 +127,20 @@ pub enum VerifyError {
         op: &'static str,
         /// What does not hold.
         what: &'static str,
+    },
+    /// A node that this ggml is too old for.
+    #[error("{name:?}: {op} with {what}: this ggml is too old ({version}, limit {since})")]
+    Release {
+        /// The tensor's name.
+        name: String,
+        /// The operation's name.
+        op: &'static str,
+        /// What came later.
+        what: &'static str,
+        /// The first release that is known to have it.
+        since: Version,
+        /// The ggml at hand.
+        version: Version,
     },
     /// The buffer's token is dead or never lived.
     #[error("{name:?}: no buffer {token:#x}")]

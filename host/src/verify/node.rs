@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::tensor::CheckedTensor;
+use apir_ggml::Version;
 use apir_protocol::tensor::{MAX_SOURCES, PARAM_WORDS};
 
 /// What lies in a source slot.
@@ -21,8 +22,8 @@ pub enum Slot<'a> {
 pub struct Target {
     /// The device runs ggml's CPU kernels: its capability query refuses next to nothing, and what a kernel does not have ends the process.
     pub cpu: bool,
-    /// ggml has the kernels that came after 0.21: BF16 maps, SWIGLU_CLAMP, gated DSV4_HC_PRE and others.
-    pub modern: bool,
+    /// Which ggml it is.
+    pub version: Version,
     /// Threads of the CPU kernels, which share a work buffer.
     pub threads: u64,
 }

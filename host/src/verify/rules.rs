@@ -38,6 +38,8 @@ pub struct OpRule {
     pub reads_result: bool,
     /// What else must hold, looked at in this order.
     pub clauses: &'static [Clause],
+    /// Forms that the clauses admit and that came with a release.
+    pub since: &'static [Since],
     /// How many threads ggml plans the CPU kernel for.
     pub tasks: Tasks,
     /// Work memory of the CPU kernel.
@@ -57,6 +59,7 @@ impl OpRule {
         writes: &[],
         reads_result: false,
         clauses: &[],
+        since: &[],
         tasks: Tasks::ALL,
         work: Work::NONE,
     };
@@ -125,6 +128,39 @@ pub struct Clause {
 #[must_use]
 pub const fn must(what: &'static str, holds: fn(&Node<'_>) -> bool) -> Clause {
     Clause { what, holds }
+}
+
+/// A form of a node that came with a release of ggml: earlier ones ignore what is new about it, misread it, or end the process.
+#[derive(Debug, Clone, Copy)]
+pub struct Since {
+    /// The first release that is known to have it.
+    pub version: Version,
+    /// The form in words.
+    pub what: &'static str,
+    /// Only the CPU's kernels are concerned; other devices are asked.
+    pub cpu: bool,
+    /// Whether a node that satisfies the clauses has the form.
+    pub used: fn(&Node<'_>) -> bool,
+}
+
+impl Since {
+    /// Whether the node has the form and its device's ggml does not.
+    #[must_use]
+    pub fn lacks(&self, node: &Node<'_>) -> bool {
+        node.target.version < self.version && (node.target.cpu || !self.cpu) && (self.used)(node)
+    }
+}
+
+/// A form that every device got with a release.
+#[must_use]
+pub const fn since(version: Version, what: &'static str, used: fn(&Node<'_>) -> bool) -> Since {
+    Since { version, what, cpu: false, used }
+}
+
+/// A form that the CPU's kernels got with a release.
+#[must_use]
+pub const fn cpu_since(version: Version, what: &'static str, used: fn(&Node<'_>) -> bool) -> Since {
+    Since { version, what, cpu: true, used }
 }
 
 /// A number that a parameter is taken as no more than: a larger one says the same, and some kernels take memory by it.
@@ -331,7 +367,6 @@ fn over(node: &Node<'_>, slot: usize) -> Checked {
 #[derive(Debug)]
 pub struct RuleBook {
     entries: Vec<Entry>,
-    last_type: u32,
     target: Target,
 }
 
@@ -341,12 +376,6 @@ struct Entry {
     kind: OpKind,
     rule: Option<&'static OpRule>,
 }
-
-/// The first release that is known to have Q2_0, and the last type before it.
-const Q2_0_SINCE: Version = Version { major: 0, minor: 21, patch: 0 };
-const TYPES_BEFORE_Q2_0: u32 = 41;
-/// The first release that is known to have the kernels of [`Target::modern`].
-const MODERN_SINCE: Version = Version { major: 0, minor: 25, patch: 0 };
 
 impl RuleBook {
     /// Rules for a library of this version with these operations, on a device that is a CPU or not.
@@ -359,15 +388,14 @@ impl RuleBook {
         };
         Self {
             entries: (0..ops.count()).map(entry).collect(),
-            last_type: if version < Q2_0_SINCE { TYPES_BEFORE_Q2_0 } else { u32::MAX },
-            target: Target { cpu, modern: version >= MODERN_SINCE, threads: threads.max(1) as u64 },
+            target: Target { cpu, version, threads: threads.max(1) as u64 },
         }
     }
 
     /// The element type of a number, if this ggml has it.
     #[must_use]
     pub fn type_info(&self, number: u32) -> Option<&'static TypeInfo> {
-        TypeInfo::get(number).filter(|info| info.number <= self.last_type)
+        TypeInfo::get(number).filter(|info| info.since <= self.target.version)
     }
 
     /// How many operations this ggml has.
@@ -429,7 +457,7 @@ impl RuleBook {
     /// Holds a node against its operation's rules; a leaf has none.
     ///
     /// # Errors
-    /// [`VerifyError::NoRule`], [`VerifyError::Rule`]
+    /// [`VerifyError::NoRule`], [`VerifyError::Rule`], [`VerifyError::Release`]
     pub fn check(&self, node: &Node<'_>) -> Result<(), VerifyError> {
         let op = node.d.op();
         if self.kind(op) == Some(OpKind::None) {
@@ -439,6 +467,16 @@ impl RuleBook {
         let rule = self
             .rule(op)
             .ok_or_else(|| VerifyError::NoRule { name: name(), op: self.op_name(op).to_owned() })?;
-        rule.check(node).map_err(|what| VerifyError::Rule { name: name(), op: rule.name, what })
+        rule.check(node).map_err(|what| VerifyError::Rule { name: name(), op: rule.name, what })?;
+        match rule.since.iter().find(|form| form.lacks(node)) {
+            Some(form) => Err(VerifyError::Release {
+                name: name(),
+                op: rule.name,
+                what: form.what,
+                since: form.version,
+                version: node.target.version,
+            }),
+            None => Ok(()),
+        }
     }
 }

@@ -4,9 +4,10 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{Blocks, Clause, OpRule, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, ResultPlace, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32};
 use crate::verify::work::Work;
+use apir_ggml::Version;
 
 /// Strides, pads and dilations stay far from the ends of a C int.
 const MAX_STEP: i64 = 1 << 20;
@@ -114,6 +115,11 @@ pub const RULES: &[OpRule] = &[
             }),
             IMAGE_ROWS,
         ],
+        since: &[cpu_since(
+            Version::new(0, 17, 0),
+            "F16 columns for a kernel of other than packed F16",
+            |n| n.t() == F16 && (n.s(0).type_() != F16 || !n.s(0).has_packed_rows()),
+        )],
         ..OpRule::BLANK
     },
     OpRule {
@@ -133,6 +139,7 @@ pub const RULES: &[OpRule] = &[
                 n.s(0).is_dense() && n.d.nb()[2] <= INT_STRIDE && n.d.nb()[3] <= INT_STRIDE
             }),
         ],
+        since: &[cpu_since(Version::new(0, 17, 0), "a kernel of F16", |n| n.s(1).type_() == F16)],
         ..OpRule::BLANK
     },
     OpRule {
@@ -171,6 +178,9 @@ pub const RULES: &[OpRule] = &[
             }),
             IMAGE_PACKED,
         ],
+        since: &[cpu_since(Version::new(0, 17, 0), "F16 columns for a kernel of F32", |n| {
+            n.t() == F16 && n.s(0).type_() != F16
+        })],
         ..OpRule::BLANK
     },
     OpRule {
@@ -294,6 +304,8 @@ pub const RULES: &[OpRule] = &[
                     && (image.is_dense() && n.d.is_dense() && kernel.is_dense() || side_by_side())
             }),
         ],
+        // Earlier kernels read floats all the same, past the end.
+        since: &[cpu_since(Version::new(0, 17, 0), "a kernel of F16", |n| n.s(0).type_() == F16)],
         ..OpRule::BLANK
     },
     OpRule {
@@ -335,6 +347,8 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [out(0), out(1), kernel[2], image[3]]
             }),
         ],
+        // Earlier kernels leave out all but the first.
+        since: &[cpu_since(Version::new(0, 24, 0), "more than one image", |n| n.s(1).ne()[3] > 1)],
         work: TRANSPOSED,
         ..OpRule::BLANK
     },

@@ -1,12 +1,13 @@
 //! One half of a tensor, or one of two, gates the other.
 #![forbid(unsafe_code)]
 
-use crate::verify::rules::{OpRule, may, must, need};
+use crate::verify::rules::{OpRule, cpu_since, may, must, need, since};
 use crate::verify::types::{BF16, F16, F32, is_float};
+use apir_ggml::Version;
 
 /// With alpha and a limit.
 const SWIGLU_OAI: i64 = 3;
-/// With a limit; came after ggml 0.21.
+/// With a limit.
 const SWIGLU_CLAMP: i64 = 6;
 
 pub const RULES: &[OpRule] = &[OpRule {
@@ -14,9 +15,7 @@ pub const RULES: &[OpRule] = &[OpRule {
     sources: &[need("a"), may("gate")],
     params: &["unit", "swapped", "alpha", "limit"],
     clauses: &[
-        must("the unit is one that this ggml has", |n| {
-            (0..=5).contains(&n.p(0)) || n.p(0) == SWIGLU_CLAMP && n.target.modern
-        }),
+        must("the unit is 0 to 6", |n| (0..=SWIGLU_CLAMP).contains(&n.p(0))),
         must("swapped is 0 or 1", |n| matches!(n.p(1), 0 | 1)),
         must("only SWIGLU_OAI and SWIGLU_CLAMP have a limit, the first also alpha", |n| match n.p(0) {
             SWIGLU_OAI => true,
@@ -29,7 +28,7 @@ pub const RULES: &[OpRule] = &[OpRule {
             let known = match n.p(0) {
                 SWIGLU_OAI => a == F32,
                 SWIGLU_CLAMP => a == F32 || a == F16,
-                _ => is_float(a) && (a != BF16 || n.target.modern),
+                _ => is_float(a),
             };
             n.on_cpu(known) && is_float(a) && n.t() == a && n.fits(1, |gate| gate.type_() == a)
         }),
@@ -42,6 +41,10 @@ pub const RULES: &[OpRule] = &[OpRule {
         must("the rows of a and gate are packed and even", |n| {
             n.s(0).has_even_rows() && n.fits(1, |gate| gate.has_even_rows())
         }),
+    ],
+    since: &[
+        since(Version::new(0, 24, 0), "SWIGLU_CLAMP", |n| n.p(0) == SWIGLU_CLAMP),
+        cpu_since(Version::new(0, 25, 1), "BF16", |n| n.t() == BF16),
     ],
     ..OpRule::BLANK
 }];

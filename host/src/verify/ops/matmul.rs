@@ -3,10 +3,10 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{Blocks, Clause, OpRule, Read, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, Read, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32, I32, Q8_K, dot_type, is_readable_block};
 use crate::verify::work::{Bytes, Work};
-use apir_ggml::TypeInfo;
+use apir_ggml::{TypeInfo, Version};
 
 /// Scratch of a thread's tiles, and the lines that keep threads apart.
 const TILES: u64 = (512 << 10) + 256;
@@ -31,7 +31,12 @@ fn multiplies(n: &Node<'_>) -> bool {
 
 /// Whether a kernel that multiplies with F32 also turns b into it.
 fn widens(n: &Node<'_>) -> bool {
-    n.target.modern && dot_type(n.s(0).type_()) == Some(F32) && matches!(n.s(1).type_(), F16 | BF16)
+    dot_type(n.s(0).type_()) == Some(F32) && matches!(n.s(1).type_(), F16 | BF16)
+}
+
+/// Whether b is of a type that is turned into F32 for a.
+fn is_widened(n: &Node<'_>, type_: u32) -> bool {
+    n.s(1).type_() == type_ && dot_type(n.s(0).type_()) == Some(F32)
 }
 
 fn has_types(n: &Node<'_>, multiplies: bool) -> bool {
@@ -89,6 +94,10 @@ pub const RULES: &[OpRule] = &[
                         && width == height
                         && width.count_ones() == 1
             }),
+        ],
+        since: &[
+            cpu_since(Version::new(0, 24, 0), "b of F16 for an a of F32", |n| is_widened(n, F16)),
+            cpu_since(Version::new(0, 25, 1), "b of BF16 for an a of F32", |n| is_widened(n, BF16)),
         ],
         work: Work { together: Bytes { what: CONVERTED, of: |n| Some(converted(n).unwrap_or(0)) }, ..TILED },
         ..OpRule::BLANK
@@ -151,6 +160,7 @@ pub const RULES: &[OpRule] = &[
             }),
             must("the rows of a are packed", |n| n.s(0).has_packed_rows()),
         ],
+        since: &[cpu_since(Version::new(0, 17, 0), "a of F16", |n| n.s(0).type_() == F16)],
         work: Work::each("a row of a as F32, unless it is that", |n| {
             let floats = n.s(0).type_() == F32;
             Some(if floats { 0 } else { 4 * n.s(0).ne()[0] as u64 })

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, may, must, need};
+use crate::verify::node::Node;
+use crate::verify::rules::{Clause, OpRule, ResultPlace, Since, cpu_since, may, must, need};
 use crate::verify::types::{F16, F32};
 use crate::verify::work::{Shares, Tasks, Work};
+use apir_ggml::Version;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
@@ -35,9 +37,12 @@ const ROW_NORM: OpRule = OpRule {
     ..OpRule::BLANK
 };
 
+const ANY_ROWS: &[Since] =
+    &[cpu_since(Version::new(0, 15, 3), "an a whose rows are not packed", |n| !n.s(0).has_packed_rows())];
+
 pub const RULES: &[OpRule] = &[
-    OpRule { name: "NORM", ..ROW_NORM },
-    OpRule { name: "L2_NORM", ..ROW_NORM },
+    OpRule { name: "NORM", since: ANY_ROWS, ..ROW_NORM },
+    OpRule { name: "L2_NORM", since: ANY_ROWS, ..ROW_NORM },
     OpRule { name: "RMS_NORM", clauses: &[ALL_F32, EPS, SHAPE_OF_A, PACKED], ..ROW_NORM },
     OpRule {
         name: "RMS_NORM_BACK",

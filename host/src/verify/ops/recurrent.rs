@@ -3,9 +3,10 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, Read, may, must, need};
+use crate::verify::rules::{Clause, OpRule, Read, may, must, need, since};
 use crate::verify::types::{F32, I32};
 use crate::verify::work::{Tasks, Work};
+use apir_ggml::Version;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const DENSE: Clause = must("the sources are dense", |n| n.sources().all(|source| source.is_dense()));
@@ -39,6 +40,16 @@ fn splits_tokens(n: &Node<'_>, state: usize) -> bool {
 fn outputs_and_states(n: &Node<'_>, state: usize) -> bool {
     let [size, heads, tokens, _] = n.s(0).ne();
     n.d.ne() == [size * heads, tokens + size * sequences(n, state), 1, 1]
+}
+
+/// Whether GATED_DELTA_NET is told its number of snapshots; earlier kernels take it from the state.
+fn counts_snapshots(n: &Node<'_>) -> bool {
+    n.target.version >= Version::new(0, 15, 1)
+}
+
+/// Snapshots of a GATED_DELTA_NET.
+fn snapshots(n: &Node<'_>) -> i64 {
+    if counts_snapshots(n) { n.p(0) } else { n.s(5).ne()[1] }
 }
 
 const WKV: OpRule = OpRule {
@@ -137,6 +148,7 @@ pub const RULES: &[OpRule] = &[
                         .is_some_and(|all| i128::from(n.d.ne()[0]) == i128::from(n.s(1).elements()) + all)
             }),
         ],
+        since: &[since(Version::new(0, 21, 0), "more than one snapshot", |n| n.p(0) > 1)],
         ..OpRule::BLANK
     },
     OpRule { name: "RWKV_WKV6", ..WKV },
@@ -197,20 +209,29 @@ pub const RULES: &[OpRule] = &[
                     && gate[1..] == v[1..]
                     && beta[1..] == v[1..]
             }),
-            must("state has a square matrix for each head and batch", |n| {
-                let [size, heads, _, batches] = n.s(2).ne();
-                n.s(5).ne() == [size, size, heads, batches]
+            must(
+                "state has a square matrix for each head and batch, before ggml 0.15.1 for each snapshot too",
+                |n| {
+                    let [size, heads, _, batches] = n.s(2).ne();
+                    if counts_snapshots(n) {
+                        return n.s(5).ne() == [size, size, heads, batches];
+                    }
+                    let row = (size * size).checked_mul(heads);
+                    row.is_some_and(|row| n.s(5).ne() == [row, n.s(5).ne()[1], batches, 1])
+                },
+            ),
+            must("there is a snapshot or more, before ggml 0.15.1 as many as the state has rows", |n| {
+                snapshots(n) >= 1 && n.p(0) >= 1 && (counts_snapshots(n) || n.p(0) == 1)
             }),
-            must("there is a snapshot or more", |n| n.p(0) >= 1),
             must("the result has the outputs and the snapshots", |n| {
                 let [size, heads, tokens, batches] = n.s(2).ne().map(i128::from);
-                let rows = tokens * batches + i128::from(n.p(0)) * size * batches;
+                let rows = tokens * batches + i128::from(snapshots(n)) * size * batches;
                 n.d.is_matrix() && i128::from(n.d.ne()[0]) == size * heads && i128::from(n.d.ne()[1]) == rows
             }),
         ],
         work: Work::each("a row of v, for several snapshots also a state", |n| {
             let size = n.s(2).ne()[0] as u64;
-            let square = if n.p(0) > 1 { size.checked_mul(size)? } else { 0 };
+            let square = if snapshots(n) > 1 { size.checked_mul(size)? } else { 0 };
             size.checked_add(square)?.checked_mul(4)
         }),
         ..OpRule::BLANK
@@ -251,9 +272,7 @@ pub const RULES: &[OpRule] = &[
         absent_params: &[(0, ONE)],
         clauses: &[
             ALL_F32,
-            must("gated is 0 or 1, 1 for a ggml that has it", |n| {
-                n.p(1) == 0 || n.p(1) == 1 && n.target.modern
-            }),
+            must("gated is 0 or 1", |n| matches!(n.p(1), 0 | 1)),
             must("x has three dimensions and one stream or more", |n| {
                 n.s(0).is_3d() && (n.d.is_empty() || n.s(0).ne()[1] >= 1)
             }),
@@ -266,6 +285,11 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [width, tokens, 1, 1]
             }),
         ],
+        since: &[
+            since(Version::new(0, 24, 0), "gates", |n| n.p(1) == 1),
+            // Earlier kernels do not look at it.
+            since(Version::new(0, 24, 0), "a scale other than 1", |n| n.p(0) != i64::from(ONE)),
+        ],
         ..OpRule::BLANK
     },
     OpRule {
@@ -273,7 +297,6 @@ pub const RULES: &[OpRule] = &[
         sources: &[need("x"), need("residual"), need("post"), may("comb")],
         clauses: &[
             ALL_F32,
-            must("comb is there for a ggml that needs it", |n| n.target.modern || !n.lacks(3)),
             must("residual has three dimensions, x a row for each of its tokens", |n| {
                 let [width, _, tokens, _] = n.s(1).ne();
                 n.s(1).is_3d() && n.s(0).ne() == [width, tokens, 1, 1]
@@ -285,6 +308,7 @@ pub const RULES: &[OpRule] = &[
             }),
             must("the result has residual's shape", |n| n.d.same_shape(n.s(1))),
         ],
+        since: &[since(Version::new(0, 24, 0), "no comb", |n| n.lacks(3))],
         ..OpRule::BLANK
     },
 ];

@@ -1,9 +1,10 @@
 //! Repeating, joining, padding, resizing, and tensors made of parameters.
 #![forbid(unsafe_code)]
 
-use crate::verify::rules::{Blocks, Clause, OpRule, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32, I8, I16, I32};
 use crate::verify::work::Tasks;
+use apir_ggml::Version;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const PACKED: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
@@ -58,10 +59,11 @@ pub const RULES: &[OpRule] = &[
                 })
             }),
             must("rows of other types than F32, I32, F16, BF16, I16, I8 are packed", |n| {
-                matches!(n.t(), F32 | I32 | F16 | BF16 | I16 | I8) && n.target.modern
+                matches!(n.t(), F32 | I32 | F16 | BF16 | I16 | I8)
                     || n.sources().all(|source| source.has_packed_rows())
             }),
         ],
+        since: &[cpu_since(Version::new(0, 17, 0), "blocks", |n| n.d.info().is_block())],
         ..OpRule::BLANK
     },
     OpRule {

@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{OpRule, ResultPlace, may, must, need};
+use crate::verify::rules::{OpRule, ResultPlace, may, must, need, since};
 use crate::verify::types::{F16, F32, I32};
 use crate::verify::work::Work;
+use apir_ggml::Version;
 
 /// Four positions for each token, in sections of the row.
 const SECTIONED: i64 = 8;
@@ -92,6 +93,7 @@ const ROPE: OpRule = OpRule {
             |n| has_factors(n) && n.fits(2, |factors| factors.is_vector() && factors.has_packed_rows()),
         ),
     ],
+    since: &[since(Version::new(0, 21, 0), "n_offs", |n| n.p(15) != 0)],
     work: Work::each("a sine and a cosine for each pair of a row", |n| Some(4 * n.d.ne()[0] as u64)),
     ..OpRule::BLANK
 };

@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::rules::{Blocks, Clause, OpRule, Read, ResultPlace, must, need};
+use crate::verify::rules::{Blocks, Clause, OpRule, Read, ResultPlace, cpu_since, must, need};
 use crate::verify::types::{F16, F32, I32, I64, is_float, is_readable_block, is_writable_block};
 use crate::verify::work::{Tasks, Work};
+use apir_ggml::Version;
 
 const PACKED_A: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
 
@@ -83,6 +84,7 @@ pub const RULES: &[OpRule] = &[
                 n.s(0).has_packed_rows() && n.d.has_packed_rows()
             }),
         ],
+        since: &[cpu_since(Version::new(0, 17, 0), "a of F16", |n| n.s(0).type_() == F16)],
         work: Work::each("a row of a as F32, from F16 to another type", |n| {
             let through_floats = n.s(0).type_() == F16 && n.t() != F16;
             Some(if through_floats { 4 * n.s(0).ne()[0] as u64 } else { 0 })

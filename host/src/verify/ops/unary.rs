@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, must, need};
+use crate::verify::rules::{Clause, OpRule, ResultPlace, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32, is_float};
 use crate::verify::work::Tasks;
+use apir_ggml::Version;
 
 const SHAPE_OF_A: Clause = must("the result has a's shape", |n| n.d.same_shape(n.s(0)));
 const PACKED: Clause =
@@ -59,8 +60,7 @@ pub const RULES: &[OpRule] = &[
             must("only XIELU has more parameters", |n| n.p(0) == XIELU || n.d.op_params()[1..] == [0; 15]),
             must("a is a float type, the result of the same or F32", maps),
             must("GELU, its variants and SILU keep a's type", |n| {
-                !matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF)
-                    || n.t() == n.s(0).type_() && (n.t() != BF16 || n.target.modern)
+                !matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF) || n.t() == n.s(0).type_()
             }),
             SHAPE_OF_A,
             PACKED,
@@ -68,6 +68,9 @@ pub const RULES: &[OpRule] = &[
                 n.p(0) != XIELU || n.s(0).has_even_rows() && n.d.has_even_rows()
             }),
         ],
+        since: &[cpu_since(Version::new(0, 25, 1), "BF16 in GELU, its variants or SILU", |n| {
+            n.t() == BF16 && matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF)
+        })],
         ..MAP
     },
     OpRule { name: "LEAKY_RELU", params: &["slope"], clauses: &[F32_OR_F16, SHAPE_OF_A, EVEN], ..MAP },
@@ -78,11 +81,12 @@ pub const RULES: &[OpRule] = &[
         clauses: &[
             must("a is F32 or BF16, and so is the result", |n| {
                 let a = n.s(0).type_();
-                n.t() == a && (a == F32 || a == BF16 && n.target.modern || a == F16 && !n.target.cpu)
+                n.t() == a && (a == F32 || a == BF16 || a == F16 && !n.target.cpu)
             }),
             SHAPE_OF_A,
             DENSE,
         ],
+        since: &[cpu_since(Version::new(0, 25, 1), "BF16", |n| n.t() == BF16)],
         ..MAP
     },
 ];

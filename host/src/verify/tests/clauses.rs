@@ -199,7 +199,6 @@ fn no_changed_node_that_passes_writes_over_itself() {
 const ELSEWHERE: &[&str] = &[
     "the result starts where a does",
     "the result starts offset bytes into a",
-    "comb is there for a ggml that needs it",
     "elsewhere than on a CPU the rows of a are packed",
     "elsewhere than on a CPU the image is dense",
     "there are fewer than 2^30 elements",

@@ -48,6 +48,10 @@ fn describe(rule: &OpRule, text: &mut String) {
     for clause in rule.clauses {
         let _ = writeln!(text, "* {}", clause.what);
     }
+    for form in rule.since {
+        let whose = if form.cpu { ", on a CPU" } else { "" };
+        let _ = writeln!(text, "* {}: from ggml {} on{whose}", form.what, form.version);
+    }
     for read in rule.reads {
         let source = rule.sources[read.source()].name;
         let _ = match read {

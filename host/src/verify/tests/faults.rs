@@ -3,7 +3,7 @@
 
 use super::super::rules::DENSE_BLOCKS;
 use super::super::types::*;
-use super::honest::{bits, case, cases, f};
+use super::honest::{bits, case, f};
 use super::{Case, op, rules, t};
 use apir_protocol::tensor::RawTensor;
 
@@ -464,24 +464,4 @@ fn older_guests_parameters_are_completed() {
     net.d.op_params[0] = 0;
     reshape(&mut net.d, &[64, 5 * 3 + 16 * 3]);
     assert_eq!(net.check(&rules), Ok(()));
-}
-
-#[test]
-fn an_older_ggml_gets_only_what_it_has() {
-    use apir_ggml::{OpTable, Version};
-    let old = Version { major: 0, minor: 21, patch: 0 };
-    let rules = super::RuleBook::new(&OpTable::from_names(super::OPS), old, true, 4);
-    let refused: Vec<_> =
-        cases().into_iter().filter(|case| case.check(&rules).is_err()).map(|case| case.op).collect();
-    assert_eq!(
-        refused,
-        ["GLU", "MUL_MAT", "DSV4_HC_PRE"],
-        "SWIGLU_CLAMP, halves widened and the gated kind came later"
-    );
-    let without = case("DSV4_HC_POST").with(|case| case.sources[3] = None);
-    assert!(without.check(&rules).is_err());
-    assert_eq!(without.check(&super::rules()), Ok(()));
-    let older = Version { major: 0, minor: 9, patch: 11 };
-    let rules = super::RuleBook::new(&OpTable::from_names(super::OPS), older, true, 4);
-    assert!(super::CheckedTensor::from_raw(&t(42, &[64]), &rules).is_err(), "Q2_0 came later");
 }

@@ -104,6 +104,7 @@ fn maps() -> Vec<Case> {
         c("CLAMP", a, &[a], &[bits(-1.0), bits(1.0)]),
         c("SCALE", a, &[a], &[bits(2.0), bits(1.0)]),
         c("FILL", a, &[a], &[bits(3.0)]),
+        c("FILL", t(F16, &[16, 3]), &[t(F16, &[16, 3])], &[bits(3.0)]),
         c("TRI", f(&[4, 4, 2]), &[f(&[4, 4, 2])], &[2]),
         c("DIAG", f(&[4, 4, 2]), &[f(&[4, 1, 2])], &[]),
         c("DIAG_MASK_INF", a, &[a], &[3]),
@@ -119,6 +120,9 @@ fn maps() -> Vec<Case> {
         c("MEAN", f(&[1, 3, 2]), &[a], &[]),
         c("ARGMAX", i(&[3]), &[f(&[16, 3])], &[]),
         c("COUNT_EQUAL", t(I64, &[1]), &[i(&[16, 3]), i(&[16, 3])], &[]),
+        c("UNARY", t(BF16, &[16, 3]), &[t(BF16, &[16, 3])], &[8]),
+        c("GLU", t(BF16, &[8, 3]), &[t(BF16, &[16, 3])], &[2]),
+        c("SCALE", t(BF16, &[16, 3]), &[t(BF16, &[16, 3])], &[bits(2.0), 0]),
     ]);
     cases
 }
@@ -172,6 +176,8 @@ fn norms() -> Vec<Case> {
     // Whatever lies between the elements of a row, a norm may be taken over it in place; not so its packed result.
     cases.extend(["NORM", "L2_NORM"].map(|op| c(op, a, &[a], &[eps]).over(0)));
     cases.extend([
+        c("NORM", f(&[3, 16, 2]), &[transposed(a)], &[eps]),
+        c("L2_NORM", f(&[3, 16, 2]), &[transposed(a)], &[eps]),
         c("RMS_NORM_BACK", a, &[a, a], &[eps]),
         c("GROUP_NORM", a, &[a], &[2, eps]),
         c("SILU_BACK", a, &[a, a], &[]),
@@ -185,6 +191,7 @@ fn norms() -> Vec<Case> {
         rope(24, 8, [4, 4, 0, 0]),
         rope(40, 16, [2, 3, 3, 0]),
         rope(0, 16, [0; 4]).with(|case| case.sources.push(Some(f(&[8])))),
+        rope(0, 8, [0; 4]).with(|case| case.d.op_params[15] = 4),
     ]);
     let back: Vec<_> = cases.iter().filter(|case| case.op == "ROPE").cloned().collect();
     cases.extend(back.into_iter().map(|case| case.with(|case| case.op = "ROPE_BACK")));
@@ -197,15 +204,19 @@ fn products() -> Vec<Case> {
         c("MUL_MAT", f(&[8, 3]), &[weights, f(&[64, 3])], &[]),
         c("MUL_MAT", f(&[8, 3, 4]), &[t(F16, &[64, 8, 2]), t(F16, &[64, 3, 4])], &[10]),
         c("MUL_MAT", f(&[8, 3]), &[f(&[64, 8]), t(F16, &[64, 3])], &[]),
+        c("MUL_MAT", f(&[8, 3]), &[f(&[64, 8]), t(BF16, &[64, 3])], &[]),
         c("MUL_MAT", f(&[8, 3]), &[f(&[8, 8]), f(&[8, 3])], &[0, 1]),
+        c("MUL_MAT", f(&[8, 3]), &[f(&[8, 8]), t(F16, &[8, 3])], &[0, 1]),
         c("MUL_MAT_ID", f(&[8, 2, 3]), &[t(Q4_0, &[64, 8, 5]), f(&[64, 1, 3]), i(&[2, 3])], &[]),
         c("OUT_PROD", f(&[16, 4]), &[f(&[16, 3]), f(&[4, 3])], &[]),
+        c("OUT_PROD", f(&[16, 4]), &[t(F16, &[16, 3]), f(&[4, 3])], &[]),
         c("GET_ROWS", f(&[64, 3]), &[weights, i(&[3])], &[]),
         c("GET_ROWS", i(&[2, 3, 2]), &[i(&[2, 9, 2]), i(&[3, 2])], &[]),
         c("GET_ROWS_BACK", f(&[16, 9]), &[f(&[16, 3]), i(&[3])], &[]),
         c("SET_ROWS", t(F16, &[16, 9, 2]), &[f(&[16, 3, 2]), t(I64, &[3]), t(F16, &[16, 9, 2])], &[]).over(2),
         c("SET_ROWS", f(&[32, 9]), &[t(F16, &[32, 3]), t(I64, &[3]), f(&[32, 9])], &[]).over(2),
         c("SET_ROWS", t(Q8_0, &[64, 9]), &[f(&[64, 3]), i(&[3]), t(Q8_0, &[64, 9])], &[]).over(2),
+        c("SET_ROWS", f(&[64, 9]), &[t(F16, &[64, 3]), i(&[3]), f(&[64, 9])], &[]).over(2),
         c("ARGSORT", i(&[16, 3]), &[f(&[16, 3])], &[1]),
         c("TOP_K", i(&[4, 3]), &[f(&[16, 3])], &[]),
     ]
@@ -217,7 +228,15 @@ fn convolutions() -> Vec<Case> {
     vec![
         c("IM2COL", t(F16, &[27, 8, 6, 2]), &[t(F16, &[3, 3, 3, 4]), image], &[1, 1, 0, 0, 1, 1, 1]),
         c("IM2COL", f(&[9, 8, 2]), &[f(&[3, 3, 4]), f(&[10, 3, 2])], &[1, 0, 0, 0, 1, 0, 0]),
+        c("IM2COL", t(F16, &[27, 8, 6, 2]), &[f(&[3, 3, 3, 4]), image], &[1, 1, 0, 0, 1, 1, 1]),
         c("IM2COL_BACK", image, &[f(&[27, 8, 6, 2]), f(&[3, 3, 3, 4])], &[1, 1, 0, 0, 1, 1, 1]),
+        c("IM2COL_BACK", image, &[f(&[27, 8, 6, 2]), t(F16, &[3, 3, 3, 4])], &[1, 1, 0, 0, 1, 1, 1]),
+        c(
+            "IM2COL_3D",
+            t(F16, &[54, 8, 6, 8]),
+            &[f(&[3, 3, 3, 8]), f(&[10, 8, 6, 4])],
+            &[1, 1, 1, 0, 0, 0, 1, 1, 1, 2],
+        ),
         c(
             "IM2COL_3D",
             f(&[54, 8, 6, 8]),
@@ -233,6 +252,7 @@ fn convolutions() -> Vec<Case> {
             &[1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 3],
         ),
         c("CONV_2D_DW", f(&[8, 6, 3, 2]), &[f(&[3, 3, 1, 3]), image], &steps),
+        c("CONV_2D_DW", f(&[8, 6, 3, 2]), &[t(F16, &[3, 3, 1, 3]), image], &steps),
         c(
             "CONV_2D_DW",
             channel_fast([8, 6, 3, 2]),
@@ -284,6 +304,20 @@ fn sequences() -> Vec<Case> {
             ],
             &[1],
         ),
+        c(
+            "SSM_SCAN",
+            f(&[4 * 2 * 5 * 3 + 2 * 16 * 4 * 2 * 3]),
+            &[
+                f(&[16, 4, 2, 9]),
+                f(&[4, 2, 5, 3]),
+                f(&[2, 5, 3]),
+                f(&[1, 2]),
+                f(&[16, 1, 5, 3]),
+                f(&[16, 1, 5, 3]),
+                i(&[3]),
+            ],
+            &[2],
+        ),
         c("RWKV_WKV6", outputs, &[heads, heads, heads, f(&[64, 2]), heads, state], &[]),
         c("GATED_LINEAR_ATTN", outputs, &[heads, heads, heads, heads, state], &[bits(1.0)]),
         c("RWKV_WKV7", outputs, &[heads, heads, heads, heads, heads, heads, state], &[]),
@@ -303,8 +337,10 @@ fn sequences() -> Vec<Case> {
         c("SOLVE_TRI", f(&[3, 8, 2]), &[f(&[8, 8, 2]), f(&[3, 8, 2])], &[]),
         c("DSV4_HC_COMB", f(&[4, 4, 5]), &[f(&[24, 5]), f(&[3]), f(&[24])], &[bits(1e-6), 20]),
         c("DSV4_HC_PRE", f(&[16, 5]), &[f(&[16, 4, 5]), f(&[4, 5])], &[bits(1.0), 0]),
-        c("DSV4_HC_PRE", f(&[16, 5]), &[f(&[16, 4, 5]), f(&[16, 4, 5])], &[bits(0.5), 1]),
+        c("DSV4_HC_PRE", f(&[16, 5]), &[f(&[16, 4, 5]), f(&[4, 5])], &[bits(0.5), 0]),
+        c("DSV4_HC_PRE", f(&[16, 5]), &[f(&[16, 4, 5]), f(&[16, 4, 5])], &[bits(1.0), 1]),
         c("DSV4_HC_POST", f(&[16, 4, 5]), &[f(&[16, 5]), f(&[16, 4, 5]), f(&[4, 5]), f(&[4, 4, 5])], &[]),
+        c("DSV4_HC_POST", f(&[16, 4, 5]), &[f(&[16, 5]), f(&[16, 4, 5]), f(&[4, 5])], &[]),
     ]
 }
 

@@ -6,6 +6,7 @@ mod faults;
 mod graphs;
 pub(crate) mod honest;
 mod plans;
+mod releases;
 mod work;
 
 use super::node::{Node, Slot};
@@ -131,7 +132,12 @@ pub(crate) fn rules() -> RuleBook {
 
 /// Rules for a CPU, or another device, of ggml 0.26.
 pub(crate) fn rules_for(cpu: bool, threads: usize) -> RuleBook {
-    RuleBook::new(&OpTable::from_names(OPS), Version { major: 0, minor: 26, patch: 0 }, cpu, threads)
+    RuleBook::new(&OpTable::from_names(OPS), Version::new(0, 26, 0), cpu, threads)
+}
+
+/// Rules for another release that has the operations of 0.26, on a CPU with four threads or not.
+pub(crate) fn rules_of(version: Version, cpu: bool) -> RuleBook {
+    RuleBook::new(&OpTable::from_names(OPS), version, cpu, 4)
 }
 
 /// A dense tensor.
