@@ -12,6 +12,9 @@ use super::work::{Tasks, Work};
 use apir_ggml::{OpKind, OpTable, TypeInfo, Version};
 use apir_protocol::tensor::{MAX_SOURCES, PARAM_WORDS};
 
+/// What C ints of CPU kernels hold is below this.
+pub const INTS: i64 = 1 << 31;
+
 /// Most bytes of work memory that one node may make a CPU backend take.
 pub const MAX_WORK: u64 = 4 << 30;
 
@@ -122,12 +125,20 @@ pub struct Clause {
     pub what: &'static str,
     /// Whether it does.
     pub holds: fn(&Node<'_>) -> bool,
+    /// It keeps what a CPU kernel counts in C ints within them.
+    pub ints: bool,
 }
 
 /// A clause of a rule.
 #[must_use]
 pub const fn must(what: &'static str, holds: fn(&Node<'_>) -> bool) -> Clause {
-    Clause { what, holds }
+    Clause { what, holds, ints: false }
+}
+
+/// A clause that keeps what a CPU kernel counts in C ints within them; it holds elsewhere.
+#[must_use]
+pub const fn counts(what: &'static str, holds: fn(&Node<'_>) -> bool) -> Clause {
+    Clause { what, holds, ints: true }
 }
 
 /// A form of a node that came with a release of ggml: earlier ones ignore what is new about it, misread it, or end the process.
@@ -245,7 +256,8 @@ impl OpRule {
         self.check_result(node)?;
         self.check_written(node)?;
         for clause in self.clauses {
-            if !(clause.holds)(node) {
+            let elsewhere = clause.ints && !node.target.cpu;
+            if !elsewhere && !(clause.holds)(node) {
                 return Err(clause.what);
             }
         }

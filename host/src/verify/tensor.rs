@@ -14,6 +14,9 @@ const KNOWN_FLAGS: i32 = FLAG_INPUT | FLAG_OUTPUT | FLAG_PARAM | FLAG_LOSS | FLA
 pub const MAX_DIM: i64 = i32::MAX as i64;
 /// Most rows: kernels round the count up to whole shares of their threads in C ints.
 pub const MAX_ROWS: i64 = i32::MAX as i64 - 4096;
+/// Most bytes between elements of a row, and between rows, on a CPU: some kernels take these strides for C ints. No model comes near;
+/// the strides of planes of a large one do, and what counts them in ints has a clause.
+pub const MAX_CPU_STRIDE: u64 = i32::MAX as u64;
 /// Most bytes that a tensor spans.
 pub const MAX_EXTENT: u64 = 1 << 46;
 
@@ -102,6 +105,9 @@ impl CheckedTensor {
         let extent = apir_ggml::extent(raw.type_, raw.ne, raw.nb)
             .map_err(|cause| VerifyError::Extent { name: name(), cause })?;
         check_size(raw, extent)?;
+        if rules.target().cpu {
+            check_strides(raw)?;
+        }
         let nb = canonical_strides(info, raw.ne, raw.nb).map_err(|dim| VerifyError::Stride {
             name: name(),
             dim,
@@ -253,6 +259,20 @@ fn check_size(raw: &RawTensor, extent: u64) -> Result<(), VerifyError> {
         return Err(too_large("bytes", extent as i64, MAX_EXTENT as i64));
     }
     Ok(())
+}
+
+/// Refuses strides that some CPU kernel cuts to a C int.
+fn check_strides(raw: &RawTensor) -> Result<(), VerifyError> {
+    let stepped = (0..2).filter(|dim| raw.ne[*dim] > 1 && !raw.ne.contains(&0));
+    match stepped.map(|dim| raw.nb[dim]).find(|stride| *stride > MAX_CPU_STRIDE) {
+        Some(value) => Err(VerifyError::TooLarge {
+            name: name_text(&raw.name),
+            what: "bytes from row to row on a CPU",
+            value,
+            limit: MAX_CPU_STRIDE,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// The strides that kernels are given; else the dimension whose stride no tensor has.

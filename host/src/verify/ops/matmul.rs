@@ -3,7 +3,7 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{Blocks, Clause, OpRule, Read, cpu_since, must, need};
+use crate::verify::rules::{Blocks, Clause, INTS, OpRule, Read, counts, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32, I32, Q8_K, dot_type, is_readable_block};
 use crate::verify::work::{Bytes, Work};
 use apir_ggml::{TypeInfo, Version};
@@ -159,6 +159,8 @@ pub const RULES: &[OpRule] = &[
                 n.d.ne() == [a[0], b[0], b[2], b[3]]
             }),
             must("the rows of a are packed", |n| n.s(0).has_packed_rows()),
+            // The kernel zeroes so many floats at once.
+            counts("the result has fewer than 2^31 elements", |n| n.d.elements() < INTS),
         ],
         since: &[cpu_since(Version::new(0, 17, 0), "a of F16", |n| n.s(0).type_() == F16)],
         work: Work::each("a row of a as F32, unless it is that", |n| {

@@ -2,8 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::layout::divides;
-use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, ResultPlace, Since, cpu_since, may, must, need};
+use crate::verify::rules::{Clause, INTS, OpRule, ResultPlace, Since, counts, cpu_since, may, must, need};
 use crate::verify::types::{F16, F32};
 use crate::verify::work::{Shares, Tasks, Work};
 use apir_ggml::Version;
@@ -60,6 +59,10 @@ pub const RULES: &[OpRule] = &[
             PACKED,
             must("there is a group or more, and no more than channels", |n| {
                 n.d.is_empty() || (1..=n.s(0).ne()[2]).contains(&n.p(0))
+            }),
+            counts("groups times their channels, rounded up, are below 2^31", |n| {
+                let groups = n.p(0).max(1);
+                groups * ((n.s(0).ne()[2] + groups - 1) / groups) < INTS
             }),
         ],
         ..ROW_NORM

@@ -3,7 +3,7 @@
 
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
-use crate::verify::rules::{Clause, OpRule, Read, may, must, need, since};
+use crate::verify::rules::{Clause, INTS, OpRule, Read, counts, may, must, need, since};
 use crate::verify::types::{F32, I32};
 use crate::verify::work::{Tasks, Work};
 use apir_ggml::Version;
@@ -13,6 +13,8 @@ const DENSE: Clause = must("the sources are dense", |n| n.sources().all(|source|
 
 /// Heads of a size that SIMD kernels take whole.
 const SIMD_FLOATS: i64 = 64;
+/// Floats of the longest vectors of 64-bit ARM processors that are built.
+const VECTOR_FLOATS: i64 = 16;
 /// Most rounds of a balancing; models use about 20.
 const MAX_ROUNDS: i64 = 1000;
 /// Bits of 1.0.
@@ -91,6 +93,10 @@ pub const RULES: &[OpRule] = &[
                 let ([length, inner, sequences, _], [size, ..]) = (n.s(0).ne(), n.s(1).ne());
                 n.d.ne() == [inner, length - size + 1, sequences, 1]
             }),
+            counts("a matrix of x and kernel have fewer than 2^31 elements", |n| {
+                let ([length, inner, ..], [size, ..]) = (n.s(0).ne(), n.s(1).ne());
+                length * inner < INTS && size * inner < INTS
+            }),
         ],
         ..OpRule::BLANK
     },
@@ -117,6 +123,10 @@ pub const RULES: &[OpRule] = &[
                 })
             }),
             must("x has state's second and third dimension", |n| n.s(1).ne()[..2] == n.s(0).ne()[1..3]),
+            // With vectors of a length that is known when it runs, the kernel takes them whole.
+            must("on a CPU the rows of state are multiples of 16", |n| {
+                n.on_cpu(n.s(0).ne()[0] % VECTOR_FLOATS == 0)
+            }),
             must("dt has x's heads, tokens and sequences", |n| {
                 let [_, heads, tokens, sequences] = n.s(1).ne();
                 n.s(2).ne() == [heads, tokens, sequences, 1]
@@ -208,6 +218,9 @@ pub const RULES: &[OpRule] = &[
                     && beta[0] == 1
                     && gate[1..] == v[1..]
                     && beta[1..] == v[1..]
+            }),
+            counts("a head has fewer than 2^31 elements of state", |n| {
+                n.s(2).ne()[0] * n.s(2).ne()[0] < INTS
             }),
             must(
                 "state has a square matrix for each head and batch, before ggml 0.15.1 for each snapshot too",

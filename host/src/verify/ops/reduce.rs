@@ -1,7 +1,7 @@
 //! Sums, means, the largest, counts.
 #![forbid(unsafe_code)]
 
-use crate::verify::rules::{Clause, OpRule, must, need};
+use crate::verify::rules::{Clause, OpRule, counts, must, need};
 use crate::verify::types::{F32, I32, I64, is_float};
 use crate::verify::work::{Tasks, Work};
 
@@ -67,7 +67,7 @@ pub const RULES: &[OpRule] = &[
             must("the result is a scalar", |n| n.d.is_scalar()),
             // The kernel takes rows of further dimensions for rows of the first.
             must("a is a matrix", |n| n.s(0).is_matrix()),
-            must("there are fewer than 2^30 elements", |n| n.s(0).elements() < 1 << 30),
+            counts("there are fewer than 2^30 elements", |n| n.s(0).elements() < 1 << 30),
         ],
         work: Work::each("a count", |_| Some(8)),
         ..OpRule::BLANK

@@ -1,13 +1,16 @@
 //! Repeating, joining, padding, resizing, and tensors made of parameters.
 #![forbid(unsafe_code)]
 
-use crate::verify::rules::{Blocks, Clause, OpRule, cpu_since, must, need};
+use crate::verify::rules::{Blocks, Clause, INTS, OpRule, counts, cpu_since, must, need};
 use crate::verify::types::{BF16, F16, F32, I8, I16, I32};
 use crate::verify::work::Tasks;
 use apir_ggml::Version;
 
 const ALL_F32: Clause = must("all are F32", |n| n.all_are(F32));
 const PACKED: Clause = must("the rows of a are packed", |n| n.s(0).has_packed_rows());
+
+/// The kernel zeroes so many floats at once.
+const RESULT_COUNTS: Clause = counts("the result has fewer than 2^31 elements", |n| n.d.elements() < INTS);
 
 /// Most elements of a dimension that may be resized: positions are computed in F32.
 const MAX_RESIZED: i64 = 1 << 22;
@@ -35,7 +38,12 @@ pub const RULES: &[OpRule] = &[
         name: "REPEAT_BACK",
         tasks: Tasks::ONE,
         sources: &[need("a")],
-        clauses: &[ALL_F32, must("the result repeats to a's shape", |n| n.d.repeats_into(n.s(0))), PACKED],
+        clauses: &[
+            ALL_F32,
+            must("the result repeats to a's shape", |n| n.d.repeats_into(n.s(0))),
+            PACKED,
+            RESULT_COUNTS,
+        ],
         ..OpRule::BLANK
     },
     OpRule {

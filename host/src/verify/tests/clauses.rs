@@ -142,7 +142,8 @@ fn every_clause_refuses_something() {
     for rule in FAMILIES.iter().flat_map(|(_, rules)| *rules) {
         for clause in rule.clauses {
             let words = format!("\"\": {} breaks the rule: {}", rule.name, clause.what);
-            if !spoken.contains(&words) && !ELSEWHERE.contains(&clause.what) {
+            // What no small change reaches has a test of its own.
+            if !clause.ints && !spoken.contains(&words) && !ELSEWHERE.contains(&clause.what) {
                 silent.push(format!("{}: {}", rule.name, clause.what));
             }
         }
@@ -201,7 +202,6 @@ const ELSEWHERE: &[&str] = &[
     "the result starts offset bytes into a",
     "elsewhere than on a CPU the rows of a are packed",
     "elsewhere than on a CPU the image is dense",
-    "there are fewer than 2^30 elements",
     "circular pads are 0 to a's dimension",
     "a patch and its outputs take at most 16 MiB",
 ];

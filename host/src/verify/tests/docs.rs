@@ -90,16 +90,25 @@ fn blocks(rule: &OpRule) -> String {
 
 fn kernel(rule: &OpRule, text: &mut String) {
     let (together, share) = (rule.work.together.what, rule.work.share.what);
-    let _ =
-        writeln!(text, "| {} | {} | {together} | {share} | {} |", rule.name, rule.tasks.what, blocks(rule));
+    let ints: Vec<_> = rule.clauses.iter().filter(|clause| clause.ints).map(|clause| clause.what).collect();
+    let forms: Vec<_> = rule.since.iter().map(|form| format!("{} {}", form.version, form.what)).collect();
+    let _ = writeln!(
+        text,
+        "| {} | {} | {together} | {share} | {} | {} | {} |",
+        rule.name,
+        rule.tasks.what,
+        blocks(rule),
+        ints.join("; "),
+        forms.join("; ")
+    );
 }
 
 #[test]
 fn the_rules_in_the_docs_are_those_of_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/verifier.md");
     let mut kernels =
-        "\n| operation | tasks | work memory together | and for each thread | blocks |\n".to_owned();
-    kernels.push_str("|---|---|---|---|---|\n");
+        "\n| operation | tasks | work memory together | and for each thread | blocks | C ints | since ggml |\n".to_owned();
+    kernels.push_str("|---|---|---|---|---|---|---|\n");
     let mut rules = String::new();
     for (title, family) in FAMILIES {
         let _ = write!(rules, "\n### {title}\n");

@@ -5,6 +5,7 @@ mod docs;
 mod faults;
 mod graphs;
 pub(crate) mod honest;
+mod ints;
 mod plans;
 mod releases;
 mod work;
