@@ -71,7 +71,7 @@ impl Config {
                 }
             }),
         };
-        let threads = match set(variable("APIR_HOST_THREADS")) {
+        let threads = match either("apir.host_threads", "APIR_HOST_THREADS") {
             None => std::thread::available_parallelism().map_or(1, usize::from),
             Some(value) => match value.parse() {
                 Ok(threads @ 1..=1024) => threads,
@@ -108,6 +108,8 @@ mod tests {
         assert_eq!((config.library.as_str(), config.registration.as_str()), ("/key.so", "env_reg"));
         assert_eq!((config.threads, config.present_as), (3, PresentAs::Real));
         assert_eq!(read(&[], &variables).unwrap().library, "/env.so");
+        let keys = [("ggml.library.path", "/key.so"), ("apir.host_threads", "2")];
+        assert_eq!(read(&keys, &variables).unwrap().threads, 2);
         let config = read(&[("ggml.library.path", "/key.so"), ("ggml.library.reg", "")], &[]).unwrap();
         assert_eq!(config.registration, "ggml_backend_init");
         assert!(config.threads >= 1);

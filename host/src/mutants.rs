@@ -151,6 +151,7 @@ fn mutants_that_pass_touch_nothing_but_their_tensors() {
     let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
     BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
     BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
+    apir_guard::load();
     // SAFETY: the table is static.
     assert_eq!(unsafe { apir_backend_initialize(CONTEXT, &CALLBACKS) }, 6);
     let size = BUFFER as u64;

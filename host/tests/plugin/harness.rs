@@ -70,7 +70,9 @@ impl Guest {
         Self { ctx_id, next_res: 1 }
     }
 
+    /// Starts the context; its ggml's work memory lies before a guard.
     pub(crate) fn initialize(&self) -> u32 {
+        apir_guard::load();
         // SAFETY: the table is static.
         unsafe { apir_backend_initialize(self.ctx_id, &CALLBACKS) }
     }

@@ -6,6 +6,7 @@
 
 mod basics;
 mod graphs;
+mod guard;
 mod harness;
 mod in_process;
 mod indices;
