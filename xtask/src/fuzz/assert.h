@@ -13,6 +13,13 @@
          ? (void) 0                                                                                  \
          : (fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #condition), abort()))
 
+/* Threads of ggml's own pool wait around this. With more threads than processors each wait would take a slice of time. */
+#ifdef __x86_64__
+#include <immintrin.h>
+#include <sched.h>
+#define _mm_pause() ((void) sched_yield())
+#endif
+
 #ifndef __cplusplus
 #undef static_assert
 #define static_assert _Static_assert
