@@ -5,6 +5,7 @@ use crate::generate::{Case, SIZES};
 use crate::graph::Graph;
 use crate::guest::{Blob, Guest, Neighbour, whole};
 use crate::mutate::{self, ToBytes};
+use crate::threads::{PerCount, Threads};
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::messages::{BufferGetTensorRequest, BufferSetTensorRequest};
 use arbitrary::Unstructured;
@@ -68,25 +69,47 @@ pub struct Bench {
     guest: Guest,
     neighbour: Neighbour,
     handles: [BufferHandle; SIZES.len()],
-    shared: Arc<Blob>,
+    /// The memory of those buffers that the guest shares.
+    shared: [Option<Arc<Blob>>; SIZES.len()],
     staging: (u32, Arc<Blob>),
 }
 
-impl Default for Bench {
-    fn default() -> Self {
-        Self::start()
-    }
-}
-
 impl Bench {
-    /// Starts both.
+    /// Starts both; the guest shares the last buffer.
     #[must_use]
-    pub fn start() -> Self {
-        let mut guest = Guest::started();
-        let own = [guest.buffer(SIZES[0]), guest.buffer(SIZES[1])];
-        let (last, shared) = guest.shared_buffer(SIZES[2]);
+    pub fn start(threads: Threads) -> Self {
+        Self::start_with(threads, [false, false, true])
+    }
+
+    /// Starts both; the guest shares these buffers.
+    #[must_use]
+    pub fn start_with(threads: Threads, shared: [bool; SIZES.len()]) -> Self {
+        let mut guest = Guest::started(threads);
+        let mut handles = [BufferHandle::default(); SIZES.len()];
+        let shared = std::array::from_fn(|at| {
+            let memory;
+            (handles[at], memory) = match shared[at] {
+                true => {
+                    let (handle, blob) = guest.shared_buffer(SIZES[at]);
+                    (handle, Some(blob))
+                }
+                false => (guest.buffer(SIZES[at]), None),
+            };
+            memory
+        });
         let staging = guest.blob(&[0; SIZES[0]]);
-        Self { guest, neighbour: Neighbour::start(), handles: [own[0], own[1], last], shared, staging }
+        Self { guest, neighbour: Neighbour::start(), handles, shared, staging }
+    }
+
+    /// The guest.
+    pub fn guest(&mut self) -> &mut Guest {
+        &mut self.guest
+    }
+
+    /// The memory of a buffer that the guest shares.
+    #[must_use]
+    pub fn shared(&self, buffer: usize) -> Option<&Arc<Blob>> {
+        self.shared.get(buffer)?.as_ref()
     }
 
     /// Puts the whole contents of the buffers.
@@ -95,13 +118,16 @@ impl Bench {
     /// When the plugin refuses.
     pub fn fill(&mut self, contents: &[Vec<u8>; SIZES.len()]) {
         let (res_id, staging) = self.staging.clone();
-        for (buffer, bytes) in self.handles.into_iter().zip(contents).take(2) {
+        for ((buffer, shared), bytes) in self.handles.into_iter().zip(&self.shared).zip(contents) {
+            if let Some(shared) = shared {
+                shared.write(0, bytes);
+                continue;
+            }
             staging.write(0, bytes);
             let (tensor, size) = (whole(buffer, bytes.len()), bytes.len() as u64);
             let request = BufferSetTensorRequest { buffer, tensor, res_id, offset: 0, size };
             self.guest.call(&request).expect("a write of a whole buffer");
         }
-        self.shared.write(0, &contents[2]);
     }
 
     /// The whole contents of the buffers.
@@ -111,14 +137,25 @@ impl Bench {
     pub fn contents(&mut self) -> [Vec<u8>; SIZES.len()] {
         let (res_id, staging) = self.staging.clone();
         let mut contents = SIZES.map(|_| Vec::new());
-        for (at, buffer) in self.handles.into_iter().enumerate().take(2) {
+        for (at, buffer) in self.handles.into_iter().enumerate() {
+            if let Some(shared) = &self.shared[at] {
+                contents[at] = shared.read(SIZES[at]);
+                continue;
+            }
             let (tensor, size) = (whole(buffer, SIZES[at]), SIZES[at] as u64);
             let request = BufferGetTensorRequest { buffer, tensor, res_id, offset: 0, size };
             self.guest.call(&request).expect("a read of a whole buffer");
             contents[at] = staging.read(SIZES[at]);
         }
-        contents[2] = self.shared.read(SIZES[2]);
         contents
+    }
+
+    /// The bytes of a graph over these buffers.
+    #[must_use]
+    pub fn blob_of(&self, graph: &Graph) -> Vec<u8> {
+        let mut graph = graph.clone();
+        graph.resolve(&self.handles);
+        graph.to_blob()
     }
 
     /// Computes a graph over these buffers.
@@ -126,9 +163,8 @@ impl Bench {
     /// # Errors
     /// The code of a refusal.
     pub fn compute(&mut self, graph: &Graph) -> Result<i32, u32> {
-        let mut graph = graph.clone();
-        graph.resolve(&self.handles);
-        self.guest.compute(&graph.to_blob())
+        let blob = self.blob_of(graph);
+        self.guest.compute(&blob)
     }
 
     /// Computes an input. Whatever it is, its guest and its neighbour live.
@@ -153,6 +189,14 @@ impl Bench {
         };
         // ggml's status: out of memory, failed, done, aborted.
         assert!(computed.is_err() || computed.is_ok_and(|status| (-2..=1).contains(&status)));
+        self.check();
+    }
+
+    /// Fails unless the guest and its neighbour live.
+    ///
+    /// # Panics
+    /// When one does not.
+    pub fn check(&mut self) {
         self.guest.assert_alive();
         self.neighbour.check();
     }
@@ -163,8 +207,8 @@ fn noise(size: usize) -> Vec<u8> {
     (0..size).map(|at| if at % 4 == 0 { (at / 4 * 5 % 23) as u8 } else { 0 }).collect()
 }
 
-/// Runs an input in this process's one bench.
+/// Runs an input in one of this process's benches.
 pub fn run(input: &[u8]) {
-    thread_local! { static BENCH: RefCell<Option<Bench>> = const { RefCell::new(None) }; }
-    BENCH.with_borrow_mut(|bench| bench.get_or_insert_with(Bench::start).run(input));
+    thread_local! { static BENCHES: RefCell<PerCount<Bench>> = RefCell::default(); }
+    BENCHES.with_borrow_mut(|benches| benches.get(Threads::of(input), Bench::start).run(input));
 }

@@ -5,6 +5,7 @@ use crate::compute::Bench;
 use crate::generate::{Case, SIZES};
 use crate::guest::library;
 use crate::local::Local;
+use crate::threads::{PerCount, Threads};
 use arbitrary::Unstructured;
 use std::cell::RefCell;
 
@@ -13,10 +14,11 @@ use std::cell::RefCell;
 /// # Panics
 /// When the results differ.
 pub fn run(input: &[u8]) {
-    thread_local! { static BOTH: RefCell<Option<(Local, Bench)>> = const { RefCell::new(None) }; }
+    thread_local! { static BOTH: RefCell<(Option<Local>, PerCount<Bench>)> = RefCell::default(); }
     let case = Case::arbitrary(&mut Unstructured::new(input));
-    BOTH.with_borrow_mut(|both| {
-        let (local, bench) = both.get_or_insert_with(|| (Local::open(&library()), Bench::start()));
+    BOTH.with_borrow_mut(|(local, benches)| {
+        let local = local.get_or_insert_with(|| Local::open(&library()));
+        let bench = benches.get(Threads::of(input), Bench::start);
         let expected = local.compute(&case);
         bench.fill(&case.contents);
         let status = bench.compute(&case.graph);

@@ -28,8 +28,10 @@ pub mod types {
     pub const Q4_1: u32 = 3;
     pub const Q5_0: u32 = 6;
     pub const Q8_0: u32 = 8;
+    pub const Q8_1: u32 = 9;
     pub const Q4_K: u32 = 12;
     pub const Q6_K: u32 = 14;
+    pub const Q8_K: u32 = 15;
     pub const I32: u32 = 26;
     pub const I64: u32 = 27;
     pub const BF16: u32 = 30;
@@ -49,11 +51,13 @@ impl Case {
     #[must_use]
     pub fn arbitrary(u: &mut Unstructured<'_>) -> Self {
         let mut generator = Generator::new(u);
+        // There is always room for the first.
+        let beside = generator.leaf(types::F32, [32, 1, 1, 1], Fill::Numbers).unwrap_or_default();
         let count = 1 + generator.below(MAX_OPS);
         for _ in 0..count {
             let at = generator.below(MAKERS.len());
             // Out of room: what there is, is a graph.
-            if MAKERS[at].1(&mut generator).is_none() {
+            if MAKERS[at].1(&mut generator).is_none() || !generator.add_threaded(beside) {
                 break;
             }
         }
@@ -71,8 +75,8 @@ pub(crate) enum Fill {
     Numbers,
     /// Indices from 0 to below this.
     Below(usize),
-    /// Every index below this once in each row.
-    Shuffled,
+    /// Indices from 0 to below this, which is no multiple of 31, in each row different ones.
+    Different(usize),
 }
 
 /// Puts a graph together, one operation after the other.
@@ -90,6 +94,12 @@ impl<'u, 'a> Generator<'u, 'a> {
         let noise = u.arbitrary::<u16>().unwrap_or_default().into();
         let case = Case { graph: Graph::default(), contents: SIZES.map(|size| vec![0; size]) };
         Self { u, case, used: [0; SIZES.len()], noise }
+    }
+
+    /// After an operation one that ggml gives all threads, so that these enter the kernel of the other too. Not always, since operations
+    /// side by side may be computed as one. False when there is no room for it.
+    fn add_threaded(&mut self, beside: u64) -> bool {
+        self.below(4) == 0 || self.node("ADD", types::F32, [32, 1, 1, 1], &[beside, beside], &[]).is_some()
     }
 
     /// A number from 0 to below `count`, which is not 0.
@@ -168,7 +178,7 @@ impl<'u, 'a> Generator<'u, 'a> {
                 Fill::Numbers => None,
                 Fill::Below(limit) => Some(noise as usize % limit.max(1)),
                 // Multiplied by a number without common divisors, places stay different.
-                Fill::Shuffled => Some((count % ne[0] as usize * 31) % ne[0] as usize),
+                Fill::Different(limit) => Some((count % ne[0] as usize * 31) % limit.max(1)),
             };
             count += 1;
             match (type_, index) {

@@ -1,5 +1,8 @@
 //! Guests of the plugin in this process, under a renderer of this module's own.
 
+use crate::graph::{FLAG_COMPUTE, Graph};
+use crate::ops::op;
+use crate::threads::Threads;
 use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use apir_protocol::messages::*;
@@ -37,6 +40,7 @@ const KEYS: [(&str, &str); 4] = [
 #[derive(Debug)]
 struct World {
     blobs: HashMap<(u32, u32), Arc<Blob>>,
+    threads: HashMap<u32, Threads>,
     config: HashMap<&'static str, CString>,
 }
 
@@ -45,7 +49,7 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
     config.extend(KEYS.map(|(key, value)| (key, CString::new(value).unwrap_or_default())));
     let library = CString::new(library().into_os_string().into_encoded_bytes()).unwrap_or_default();
     config.insert("ggml.library.path", library);
-    Mutex::new(World { blobs: HashMap::new(), config })
+    Mutex::new(World { blobs: HashMap::new(), threads: HashMap::new(), config })
 });
 
 fn world() -> MutexGuard<'static, World> {
@@ -63,11 +67,17 @@ pub fn library() -> PathBuf {
         .join("libggml-cpu.so")
 }
 
-unsafe extern "C" fn get_config(_ctx_id: u32, key: *const c_char) -> *const c_char {
+unsafe extern "C" fn get_config(ctx_id: u32, key: *const c_char) -> *const c_char {
     // SAFETY: the plugin gives a C string.
     let key = unsafe { CStr::from_ptr(key) }.to_str().unwrap_or_default();
-    // The table is never changed, so that the text stays.
-    world().config.get(key).map_or(std::ptr::null(), |value| value.as_ptr())
+    let world = world();
+    match key {
+        "apir.host_threads" => {
+            world.threads.get(&ctx_id).map_or(std::ptr::null(), |threads| threads.text().as_ptr())
+        }
+        // The table is never changed, so that the text stays.
+        _ => world.config.get(key).map_or(std::ptr::null(), |value| value.as_ptr()),
+    }
 }
 
 unsafe extern "C" fn get_shmem_ptr(ctx_id: u32, res_id: u32) -> *mut c_void {
@@ -133,18 +143,14 @@ pub struct Guest {
     page: Vec<u8>,
 }
 
-impl Default for Guest {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Guest {
     /// A context that has not started.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(threads: Threads) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        Self { ctx_id: NEXT.fetch_add(1, Ordering::Relaxed), next_res: 1, page: vec![UNWRITTEN; PAGE] }
+        let ctx_id = NEXT.fetch_add(1, Ordering::Relaxed);
+        world().threads.insert(ctx_id, threads);
+        Self { ctx_id, next_res: 1, page: vec![UNWRITTEN; PAGE] }
     }
 
     /// A context that has started.
@@ -152,15 +158,16 @@ impl Guest {
     /// # Panics
     /// When it does not.
     #[must_use]
-    pub fn started() -> Self {
-        let guest = Self::new();
+    pub fn started(threads: Threads) -> Self {
+        let guest = Self::new(threads);
         assert_eq!(guest.initialize(), STARTED, "a context does not start");
         guest
     }
 
-    /// Starts the context.
+    /// Starts the context; its ggml's work memory lies before a guard.
     #[must_use]
     pub fn initialize(&self) -> u32 {
+        apir_guard::load();
         // SAFETY: the table is static.
         unsafe { apir_backend_initialize(self.ctx_id, &CALLBACKS) }
     }
@@ -276,9 +283,17 @@ impl Guest {
     /// The code of a refusal.
     pub fn compute(&mut self, blob: &[u8]) -> Result<i32, u32> {
         let (res_id, _) = self.blob(blob);
-        let status = self.call(&BackendGraphComputeRequest { res_id, size: blob.len() as u64 });
+        let status = self.compute_blob(res_id, blob.len());
         self.drop_blob(res_id);
-        status.map(|reply| reply.status)
+        status
+    }
+
+    /// Computes the graph that is the first `len` bytes of a blob.
+    ///
+    /// # Errors
+    /// The code of a refusal.
+    pub fn compute_blob(&mut self, res_id: u32, len: usize) -> Result<i32, u32> {
+        self.call(&BackendGraphComputeRequest { res_id, size: len as u64 }).map(|reply| reply.status)
     }
 
     /// Fails unless the context answers.
@@ -294,6 +309,7 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.deinit();
+        world().threads.remove(&self.ctx_id);
         world().blobs.retain(|(ctx_id, _), _| *ctx_id != self.ctx_id);
     }
 }
@@ -319,6 +335,18 @@ pub fn whole(buffer: BufferHandle, size: usize) -> TensorRecord {
     TensorRecord { id: 1, type_: 24, buffer, ne: [n, 1, 1, 1], nb: [1, n, n, n], ..TensorRecord::default() }
 }
 
+/// Computes a graph with work memory, which lies before a guard.
+fn assert_guarded(guest: &mut Guest, buffer: BufferHandle) {
+    let before = apir_guard::count();
+    let row =
+        TensorRecord { id: 1, buffer, ne: [32, 1, 1, 1], nb: [4, 128, 128, 128], ..TensorRecord::default() };
+    let mut node = TensorRecord { id: 2, op: op("SOFT_MAX"), flags: FLAG_COMPUTE, data: 128, ..row };
+    (node.src[0], node.op_params[0]) = (1, 1.0f32.to_bits() as i32);
+    let graph = Graph { nodes: vec![2], tensors: vec![row, node] };
+    assert_eq!(guest.compute(&graph.to_blob()), Ok(0), "a graph with work memory");
+    assert!(apir_guard::count() > before, "ggml's work memory has no guard");
+}
+
 /// A guest that does nothing wrong, and what it has stored: the neighbour of those that do.
 #[derive(Debug)]
 pub struct Neighbour {
@@ -338,8 +366,9 @@ impl Neighbour {
     /// When that does not work.
     #[must_use]
     pub fn start() -> Self {
-        let mut guest = Guest::started();
+        let mut guest = Guest::started(Threads::One);
         let buffer = guest.buffer(STORED);
+        assert_guarded(&mut guest, buffer);
         let (res_id, blob) = guest.blob(&Self::pattern());
         let (tensor, size) = (whole(buffer, STORED), STORED as u64);
         let request = BufferSetTensorRequest { buffer, tensor, res_id, offset: 0, size };

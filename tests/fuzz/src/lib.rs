@@ -10,6 +10,7 @@
 //! | socket | a [`socket::Input`] | frames of both sides, and a renderer's context |
 //! | differential | a recipe for a random graph | computed by ggml alone and by the plugin: the same bytes |
 //!
+//!
 //! Any bytes are an input of every target. The targets that compute find libggml-cpu.so in the folder that `APIR_LLAMA_DIR` names;
 //! `cargo xtask fuzz` and `cargo xtask test` set it.
 
@@ -28,3 +29,4 @@ pub mod seeds;
 
 pub mod session;
 pub mod socket;
+pub mod threads;

@@ -20,6 +20,7 @@ impl Local {
     /// When it does not work.
     #[must_use]
     pub fn open(library: &Path) -> Self {
+        apir_guard::load();
         // SAFETY: the library is the one under test, and only graphs that obey ggml's rules are computed.
         let library = unsafe { GgmlLibrary::open(library, None) }.expect("a ggml library");
         let device = library.registry().device(0).expect("a device");

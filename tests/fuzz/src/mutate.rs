@@ -134,6 +134,7 @@ fn tensor(tensor: &mut TensorRecord, other: u64, u: &mut Unstructured<'_>) {
             let dim = below(u, MAX_DIMS);
             tensor.ne[dim] = number(u, tensor.ne[dim].into()) as u32;
         }
+        4 if bool::arbitrary(u).unwrap_or_default() => make_gaps(tensor, u),
         4 => {
             let dim = below(u, MAX_DIMS);
             tensor.nb[dim] = number(u, tensor.nb[dim].into()) as u32;
@@ -192,6 +193,18 @@ fn make_dense(tensor: &mut TensorRecord) {
     let dense = TypeInfo::get(tensor.type_).and_then(|info| info.dense_strides(tensor.ne.map(i64::from)));
     if let Some(nb) = dense {
         tensor.nb = nb.map(|stride| stride as u32);
+    }
+}
+
+/// Puts gaps of whole blocks between rows, planes or cubes, with the higher strides that belong to it or without.
+fn make_gaps(tensor: &mut TensorRecord, u: &mut Unstructured<'_>) {
+    let Some(info) = TypeInfo::get(tensor.type_) else { return };
+    let (first, gap) = (1 + below(u, MAX_DIMS - 1), info.size.wrapping_mul(1 + below(u, 64) as u32));
+    tensor.nb[first] = tensor.nb[first].wrapping_add(gap);
+    if bool::arbitrary(u).unwrap_or_default() {
+        for dim in first + 1..MAX_DIMS {
+            tensor.nb[dim] = tensor.nb[dim].max(tensor.nb[dim - 1].wrapping_mul(tensor.ne[dim - 1]));
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::graph::Graph;
 use crate::guest::{Guest, Neighbour, whole};
 use crate::mutate;
+use crate::threads::{PerCount, Threads};
 use apir_ggml::extent;
 use apir_protocol::graph::graph_size;
 use apir_protocol::handle::BufferHandle;
@@ -109,23 +110,23 @@ pub struct Bench {
     zeros: u32,
 }
 
-impl Default for Bench {
-    fn default() -> Self {
-        Self::start()
-    }
-}
-
 impl Bench {
+    /// All recorded graphs.
+    #[must_use]
+    pub fn graphs() -> Vec<Graph> {
+        ARCHIVES.iter().flat_map(|(_, archive)| unpack(archive)).collect()
+    }
+
     /// Starts both.
     #[must_use]
-    pub fn start() -> Self {
-        let graphs: Vec<_> = ARCHIVES.iter().flat_map(|(_, archive)| unpack(archive)).collect();
+    pub fn start(threads: Threads) -> Self {
+        let graphs = Self::graphs();
         let mut most: HashMap<u64, u64> = HashMap::new();
         for (buffer, size) in graphs.iter().flat_map(sizes) {
             let known = most.entry(buffer).or_default();
             *known = (*known).max(size);
         }
-        let mut guest = Guest::started();
+        let mut guest = Guest::started(threads);
         let last = most.keys().max().copied().unwrap_or_default();
         let sizes = (1..=last).map(|buffer| most.get(&buffer).map_or(64, |size| (*size).max(64)));
         let buffers = sizes.map(|size| (guest.buffer(size as usize), size)).collect();
@@ -182,24 +183,12 @@ impl Bench {
             Err(_) => Outcome::Refused,
         })
     }
-
-    /// How many graphs there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.graphs.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.graphs.is_empty()
-    }
 }
 
-/// Runs an input in this process's one bench.
+/// Runs an input in one of this process's benches.
 pub fn run(input: &[u8]) {
-    thread_local! { static BENCH: RefCell<Option<Bench>> = const { RefCell::new(None) }; }
-    BENCH.with_borrow_mut(|bench| {
-        bench.get_or_insert_with(Bench::start).run(input);
+    thread_local! { static BENCHES: RefCell<PerCount<Bench>> = RefCell::default(); }
+    BENCHES.with_borrow_mut(|benches| {
+        benches.get(Threads::of(input), Bench::start).run(input);
     });
 }

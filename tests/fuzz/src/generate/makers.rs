@@ -171,13 +171,25 @@ fn inner(g: &mut G<'_, '_>, type_: u32) -> u32 {
     }
 }
 
+/// The type of a matrix beside one of weights: F32, or what kernels turn it into.
+fn multiplied_with(g: &mut G<'_, '_>, weights: u32) -> u32 {
+    match weights {
+        _ if g.below(4) != 0 => F32,
+        Q4_0 | Q5_0 | Q8_0 => Q8_0,
+        Q4_1 => Q8_1,
+        Q4_K | Q6_K => Q8_K,
+        same => same,
+    }
+}
+
 fn mul_mat(g: &mut G<'_, '_>) -> Made {
     let type_ = g.one_of(WEIGHTS);
     let (k, m, n) = (inner(g, type_), 1 + g.below(17) as u32, 1 + g.below(9) as u32);
     let (ne2, ne3, by2, by3) =
         (1 + g.below(2) as u32, 1 + g.below(2) as u32, 1 + g.below(3) as u32, 1 + g.below(2) as u32);
     let a = g.input(type_, [k, m, ne2, ne3])?;
-    let b = g.input(F32, [k, n, ne2 * by2, ne3 * by3])?;
+    let other = multiplied_with(g, type_);
+    let b = g.input(other, [k, n, ne2 * by2, ne3 * by3])?;
     g.node("MUL_MAT", F32, [m, n, ne2 * by2, ne3 * by3], &[a, b], &[])
 }
 
@@ -188,8 +200,9 @@ fn mul_mat_id(g: &mut G<'_, '_>) -> Made {
     let used = 1 + g.below(experts as usize) as u32;
     let a = g.input(type_, [k, m, experts, 1])?;
     let each = if g.flip() { used } else { 1 };
-    let b = g.input(F32, [k, each, tokens, 1])?;
-    let ids = g.leaf(I32, [used, tokens, 1, 1], Fill::Shuffled)?;
+    let other = multiplied_with(g, type_);
+    let b = g.input(other, [k, each, tokens, 1])?;
+    let ids = g.leaf(I32, [used, tokens, 1, 1], Fill::Different(experts as usize))?;
     g.node("MUL_MAT_ID", F32, [m, used, tokens, 1], &[a, b, ids], &[])
 }
 
@@ -214,12 +227,15 @@ fn get_rows(g: &mut G<'_, '_>) -> Made {
 fn set_rows(g: &mut G<'_, '_>) -> Made {
     let type_ = g.one_of(&[F32, F16, BF16, Q8_0, Q4_0]);
     let row = if matches!(type_, Q8_0 | Q4_0) { 64 } else { 1 + g.below(40) as u32 };
-    let (rows, written) = (1 + g.below(9) as u32, 1 + g.below(6) as u32);
+    let rows = 1 + g.below(9) as u32;
+    // Each row once: which of two threads writes last is not said.
+    let written = 1 + g.below(rows as usize) as u32;
     // The table is new, and so is no source of itself.
-    let source = g.input(F32, [row, written, 1, 1])?;
+    let from = g.one_of(&[F32, F32, F16]);
+    let source = g.input(from, [row, written, 1, 1])?;
     let table = g.leaf(type_, [row, rows, 1, 1], Fill::Numbers)?;
     let index = g.one_of(&[I64, I32]);
-    let ids = g.leaf(index, [written, 1, 1, 1], Fill::Below(rows as usize))?;
+    let ids = g.leaf(index, [written, 1, 1, 1], Fill::Different(rows as usize))?;
     let table = g.get(table)?;
     g.view("SET_ROWS", table.id, (table.ne, table.nb, 0), &[source, ids, table.id], &[])
 }

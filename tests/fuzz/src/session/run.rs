@@ -4,6 +4,7 @@
 use super::{Blob, Call, Handle, Inline, MAX_STEPS, Plain, Session, Size, Step, Tensor, Transfer};
 use crate::graph::Graph;
 use crate::guest::{self, Guest, Neighbour, encode};
+use crate::threads::Threads;
 use apir_ggml::TypeInfo;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use apir_protocol::messages::*;
@@ -26,7 +27,7 @@ pub fn run(input: &[u8]) {
     use crate::input::Input;
     thread_local! { static NEIGHBOUR: RefCell<Option<Neighbour>> = const { RefCell::new(None) }; }
     let Some(session) = Session::of(input) else { return };
-    Machine::default().run(&session);
+    Machine::start(Threads::of(input)).run(&session);
     NEIGHBOUR.with_borrow_mut(|neighbour| neighbour.get_or_insert_with(Neighbour::start).check());
 }
 
@@ -78,13 +79,13 @@ impl Drop for Scribbler {
     }
 }
 
-impl Default for Machine {
-    fn default() -> Self {
-        Self { players: [Player::started(), Player::started()], scribblers: Vec::new() }
-    }
-}
-
 impl Machine {
+    /// Starts both guests.
+    #[must_use]
+    pub fn start(threads: Threads) -> Self {
+        Self { players: [threads, threads].map(Player::started), scribblers: Vec::new() }
+    }
+
     /// Takes every step, and then asks whether those contexts that run still answer.
     ///
     /// # Panics
@@ -119,8 +120,8 @@ fn pick<T>(list: &[T], at: u8) -> Option<&T> {
 type Others = (Vec<BufferHandle>, BufferTypeHandle);
 
 impl Player {
-    fn started() -> Self {
-        let mut guest = Guest::started();
+    fn started(threads: Threads) -> Self {
+        let mut guest = Guest::started(threads);
         let type_ = guest.buffer_type();
         let live = vec![guest.buffer(FITTING as usize)];
         Self { guest, started: true, live, stale: Vec::new(), type_, blobs: Vec::new() }
