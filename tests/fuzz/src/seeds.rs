@@ -8,9 +8,12 @@ mod graphs;
 mod sessions;
 mod sockets;
 
-use crate::compute::{Input, RECIPE};
+use crate::compute::{self, RECIPE};
 use crate::generate::Case;
+use crate::generate::types::{I32, I64};
+use crate::input::Input;
 use crate::mutate::spread;
+use crate::race::{Race, Value, Write};
 use crate::recorded::{ARCHIVES, unpack};
 use apir_protocol::command::Command;
 use arbitrary::Unstructured;
@@ -29,6 +32,7 @@ pub fn all() -> BTreeMap<&'static str, Seeds> {
         ("session", sessions::all()),
         ("socket", sockets::all()),
         ("mutants", mutants()),
+        ("race", races()),
         ("differential", recipes()),
     ])
 }
@@ -57,7 +61,7 @@ fn decoder() -> Seeds {
 
 fn compute() -> Seeds {
     let mut seeds: Seeds =
-        graphs::hostile().into_iter().map(|(name, blob)| (name, Input::blob(&blob))).collect();
+        graphs::hostile().into_iter().map(|(name, blob)| (name, compute::Input::blob(&blob))).collect();
     for (name, recipe) in recipes() {
         // As many zeros behind it are no change at all.
         let unchanged = vec![0; recipe.len()];
@@ -80,6 +84,34 @@ fn recipes() -> Seeds {
         }
     }
     seeds.insert("nothing".to_owned(), Vec::new());
+    seeds
+}
+
+/// For each operation a race over its graph, and for those with indices one over these.
+fn races() -> Seeds {
+    let (mut seeds, mut numbers) = (Seeds::new(), Vec::new());
+    for (at, (name, recipe)) in (0..).zip(recipes()) {
+        spread(at, &mut numbers);
+        let case = Case::arbitrary(&mut Unstructured::new(&recipe));
+        let integers = case.graph.tensors.iter().filter(|tensor| matches!(tensor.type_, I32 | I64)).count();
+        let race = |shared: bool, writes: Vec<Write>| {
+            let (recipe, changes) = (recipe.clone(), numbers[..32].to_vec());
+            Race { recipe, changes, shared, rounds: 3, writes }.store()
+        };
+        // A third of the operations has a graph that changes.
+        let graph = vec![Write::Graph, Write::GraphWord(at as u16), Write::GraphWord(7 * at as u16)];
+        if at % 3 == 0 {
+            seeds.insert(format!("s30_graph_{name}"), race(at % 2 == 0, graph));
+        }
+        if integers > 0 {
+            let values = [Value::Below(0), Value::Power(30), Value::Power(16), Value::Any(i32::MIN)];
+            let index = |(element, value)| {
+                (0..integers.min(3) as u8).map(move |tensor| Write::Index { tensor, element, value })
+            };
+            seeds
+                .insert(format!("s30_index_{name}"), race(true, (0..).zip(values).flat_map(index).collect()));
+        }
+    }
     seeds
 }
 
@@ -140,7 +172,7 @@ mod tests {
     #[test]
     fn every_row_of_hostile_input_is_a_seed() {
         let names: Vec<String> = all().into_values().flat_map(|seeds| seeds.into_keys()).collect();
-        for row in (1..=22).filter(|row| *row != 21) {
+        for row in (1..=22).filter(|row| *row != 21).chain([30]) {
             let prefix = format!("s{row:02}_");
             assert!(names.iter().any(|name| name.starts_with(&prefix)), "no seed of row {prefix}");
         }
@@ -164,9 +196,11 @@ mod tests {
 
     #[test]
     fn stored_values_are_read_as_they_were_written() {
-        use crate::input::Input;
         for (name, bytes) in sessions::all() {
             assert_eq!(crate::session::Session::of(&bytes).unwrap().store(), bytes, "{name}");
+        }
+        for (name, bytes) in races() {
+            assert_eq!(Race::of(&bytes).unwrap().store(), bytes, "{name}");
         }
         for (name, bytes) in sockets::all() {
             assert_eq!(crate::socket::Input::of(&bytes).unwrap().store(), bytes, "{name}");

@@ -58,6 +58,12 @@ fn socket() {
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
+fn race() {
+    replay("race", apir_fuzz::race::run);
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
 fn differential() {
     replay("differential", apir_fuzz::differential::run);
 }
