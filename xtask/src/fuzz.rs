@@ -27,18 +27,26 @@ pub struct Target {
     pub name: &'static str,
     /// The most bytes of an input.
     pub longest: u32,
+    /// Whether it computes, with some number of threads.
+    pub threaded: bool,
+    /// How often one input is run to see a finding again: what comes of it may be a matter of time.
+    again: u32,
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
-    Target { name: "decoder", longest: 8192 },
-    Target { name: "graph", longest: 65_536 },
-    Target { name: "session", longest: 16_384 },
-    Target { name: "compute", longest: 32_768 },
-    Target { name: "mutants", longest: 512 },
-    Target { name: "socket", longest: 4096 },
-    Target { name: "differential", longest: 512 },
+pub const TARGETS: [Target; 8] = [
+    Target { name: "decoder", longest: 8192, threaded: false, again: 1 },
+    Target { name: "graph", longest: 65_536, threaded: false, again: 1 },
+    Target { name: "session", longest: 16_384, threaded: true, again: 100 },
+    Target { name: "compute", longest: 32_768, threaded: true, again: 10 },
+    Target { name: "mutants", longest: 512, threaded: true, again: 10 },
+    Target { name: "race", longest: 1024, threaded: true, again: 1000 },
+    Target { name: "socket", longest: 4096, threaded: false, again: 1 },
+    Target { name: "differential", longest: 512, threaded: true, again: 10 },
 ];
+
+/// Counts of the host's threads that the targets know.
+const THREADS: [&str; 3] = ["1", "2", "4"];
 
 /// The workspace of the targets.
 const FOLDER: &str = "tests/fuzz";
@@ -64,9 +72,12 @@ pub struct Options {
     /// Only this target [default: all, as many at once as there are processors]
     #[arg(value_parser = TARGETS.map(|target| target.name))]
     target: Option<String>,
-    /// How long each target runs
+    /// How long each target runs, with all its counts of threads together
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// Run what computes with each of these numbers of threads of the host [default: each input chooses its own]
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = THREADS)]
+    threads: Vec<String>,
     /// Run the target on this one input, as after a finding
     #[arg(long, value_name = "FILE", requires = "target")]
     input: Option<PathBuf>,
@@ -75,11 +86,24 @@ pub struct Options {
     json: bool,
 }
 
+/// A run of a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The target.
+    target: Target,
+    /// How many threads of the host compute; without a number each input chooses its own.
+    threads: Option<String>,
+    /// How long it takes.
+    seconds: u32,
+}
+
 /// What came of a run of a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The target.
     pub target: &'static str,
+    /// How many threads of the host computed, where they all did with the same number.
+    pub threads: Option<String>,
     /// Inputs run.
     pub runs: u64,
     /// Seconds from start to end, those of loading the corpus among them.
@@ -122,19 +146,42 @@ pub fn run(workspace: &Workspace, ui: &Ui, options: &Options) -> Result<bool, Er
     };
     workspace.build_dist(ui)?;
     fuzzers.build(ui)?;
-    let chosen: Vec<_> = TARGETS
-        .into_iter()
-        .filter(|target| options.target.as_deref().is_none_or(|name| name == target.name))
-        .collect();
-    let reports = match (&options.input, &chosen[..]) {
-        (Some(input), [target]) => vec![fuzzers.run_input(*target, input)?],
-        _ => fuzzers.run(ui, &chosen, options.seconds)?,
+    let wanted = |target: &Target| options.target.as_deref().is_none_or(|name| name == target.name);
+    let runs = runs(wanted, &options.threads, options.seconds);
+    let reports = match &options.input {
+        Some(input) => runs.iter().map(|run| fuzzers.run_input(ui, run, input)).collect::<Result<_, _>>()?,
+        None => fuzzers.run(ui, &runs)?,
     };
     if options.json {
         let json = serde_json::to_string(&reports).map_err(|error| Error::Check(error.to_string()))?;
         ui.result(&json);
     }
     Ok(reports.iter().all(|report| report.finding.is_none()))
+}
+
+/// The runs of targets, each target for so many seconds: what does not compute, and then each count in turn, so that runs of one target, which
+/// share its corpus, are seldom side by side.
+pub fn runs(wanted: impl Fn(&Target) -> bool, threads: &[String], seconds: u32) -> Vec<Run> {
+    let targets =
+        |threaded| TARGETS.into_iter().filter(move |target| target.threaded == threaded).filter(&wanted);
+    let counts: Vec<_> = match threads {
+        [] => vec![None],
+        counts => counts.iter().cloned().map(Some).collect(),
+    };
+    let share = seconds / counts.len() as u32;
+    let alone = targets(false).map(|target| Run { target, threads: None, seconds });
+    let each = |threads: Option<String>| {
+        targets(true).map(move |target| Run { target, threads: threads.clone(), seconds: share })
+    };
+    alone.chain(counts.into_iter().flat_map(each)).collect()
+}
+
+impl Run {
+    /// Its name, of which logs are named.
+    fn name(&self) -> String {
+        let threads = self.threads.as_deref().map(|threads| format!("-{threads}")).unwrap_or_default();
+        format!("fuzz-{}{threads}", self.target.name)
+    }
 }
 
 impl Fuzzers {
@@ -171,15 +218,15 @@ impl Fuzzers {
         Ok(())
     }
 
-    /// Runs targets for some time each, as many at once as there are processors, and tells how each went.
-    pub fn run(&self, ui: &Ui, targets: &[Target], seconds: u32) -> Result<Vec<Report>, Error> {
-        let at_once = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(targets.len());
+    /// Runs targets, as many at once as there are processors, and tells how each went.
+    pub fn run(&self, ui: &Ui, runs: &[Run]) -> Result<Vec<Report>, Error> {
+        let at_once = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(runs.len());
         let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         thread::scope(|scope| {
             for _ in 0..at_once {
                 scope.spawn(|| {
-                    while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let report = self.run_one(*target, seconds);
+                    while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let report = self.run_one(run);
                         if let Ok(report) = &report {
                             ui.result(&report.to_string());
                         }
@@ -191,35 +238,44 @@ impl Fuzzers {
         done.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().collect()
     }
 
-    fn run_one(&self, target: Target, seconds: u32) -> Result<Report, Error> {
+    fn run_one(&self, run: &Run) -> Result<Report, Error> {
+        let target = run.target;
         let root = self.workspace.root.join(FOLDER);
         let corpus = root.join("corpus").join(target.name);
         fs::create_dir_all(&corpus).at("create", &corpus)?;
         let tool = self
-            .cargo_fuzz(&format!("fuzz-{}", target.name), "run")
+            .cargo_fuzz(&run.name(), "run")
             .arg(target.name)
             // New inputs go to the first folder.
             .arg(&corpus)
             .arg(root.join("seeds").join(target.name))
             .args(["--", "-print_final_stats=1"])
-            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_total_time={}", run.seconds))
             .arg(format!("-max_len={}", target.longest));
-        self.report(target, tool)
+        self.report(run, tool)
     }
 
     /// Runs a target on one input.
-    pub fn run_input(&self, target: Target, input: &Path) -> Result<Report, Error> {
+    fn run_input(&self, ui: &Ui, run: &Run, input: &Path) -> Result<Report, Error> {
+        let target = run.target;
         let input = std::path::absolute(input).at("resolve", input)?;
         let tool = self
-            .cargo_fuzz(&format!("fuzz-{}-input", target.name), "run")
+            .cargo_fuzz(&format!("{}-input", run.name()), "run")
             .arg(target.name)
             .arg(&input)
-            .args(["--", "-print_final_stats=1"]);
-        self.report(target, tool)
+            .args(["--", "-print_final_stats=1"])
+            .arg(format!("-runs={}", target.again));
+        let report = self.report(run, tool)?;
+        ui.result(&report.to_string());
+        Ok(report)
     }
 
-    fn report(&self, target: Target, tool: Tool) -> Result<Report, Error> {
+    fn report(&self, run: &Run, tool: Tool) -> Result<Report, Error> {
         let started = Instant::now();
+        let tool = match &run.threads {
+            Some(threads) => tool.env("APIR_FUZZ_THREADS", threads),
+            None => tool,
+        };
         let mut output = Output::default();
         let tool = tool.arg(format!("-timeout={INPUT_LIMIT}")).arg(format!("-rss_limit_mb={MEMORY_LIMIT}"));
         let finished = tool.finish(|line| output.line(line))?;
@@ -229,7 +285,8 @@ impl Fuzzers {
         };
         let input = output.input.map(|input| self.workspace.root.join(input));
         Ok(Report {
-            target: target.name,
+            target: run.target.name,
+            threads: run.threads.clone(),
             runs: output.runs,
             seconds: started.elapsed().as_secs(),
             per_second: output.per_second,
@@ -248,6 +305,7 @@ impl Fuzzers {
             .env("CARGO_TARGET_DIR", self.workspace.target("fuzz"))
             .env("APIR_DIST", self.workspace.dist())
             .env("APIR_LLAMA_DIR", &self.ggml)
+            // For the worker of a renderer's context; a key comes before it elsewhere.
             .env("APIR_HOST_THREADS", "1")
             .env("APIR_LOG", "off")
     }
@@ -256,15 +314,26 @@ impl Fuzzers {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { target, runs, seconds, per_second, corpus, edges, .. } = self;
+        write!(f, "{target}")?;
+        match self.threads.as_deref() {
+            None => {}
+            Some("1") => write!(f, ", 1 thread")?,
+            Some(threads) => write!(f, ", {threads} threads")?,
+        }
+        let findings = u8::from(self.finding.is_some());
         write!(
             f,
-            "{target}: {runs} inputs in {seconds} s, {per_second} a second, corpus {corpus}, edges {edges}"
+            ": {runs} inputs in {seconds} s, {per_second} a second, corpus {corpus}, edges {edges}, findings {findings}"
         )?;
         let Some(finding) = &self.finding else { return Ok(()) };
         write!(f, "\n{}", finding.what)?;
         match &finding.input {
             Some(input) => {
-                write!(f, "\nto run it again: cargo xtask fuzz {target} --input {}", input.display())
+                write!(f, "\nto run it again: cargo xtask fuzz {target}")?;
+                if let Some(threads) = &self.threads {
+                    write!(f, " --threads {threads}")?;
+                }
+                write!(f, " --input {}", input.display())
             }
             None => Ok(()),
         }
@@ -361,7 +430,8 @@ mod tests {
         let finding =
             Finding { what: output.told.join("\n"), input: output.input.as_deref().map(PathBuf::from) };
         let report = Report {
-            target: "graph",
+            target: "compute",
+            threads: Some("4".to_owned()),
             runs: 9,
             seconds: 3,
             per_second: 3,
@@ -374,7 +444,26 @@ mod tests {
             text.contains("panicked at src/decoder.rs:9:5:\na second round changes the bytes\nto run"),
             "{text}"
         );
-        assert!(text.ends_with("cargo xtask fuzz graph --input /a/crash-1"), "{text}");
+        assert!(text.starts_with("compute, 4 threads: 9 inputs in 3 s,"), "{text}");
+        assert!(text.ends_with("cargo xtask fuzz compute --threads 4 --input /a/crash-1"), "{text}");
+    }
+
+    #[test]
+    fn the_counts_of_threads_share_the_time_of_a_target() {
+        let counts = THREADS.map(str::to_owned);
+        let all = runs(|_| true, &counts, 900);
+        assert_eq!(all.len(), 3 + 3 * 5);
+        for run in &all {
+            assert_eq!(
+                (run.seconds, run.threads.is_some()),
+                if run.target.threaded { (300, true) } else { (900, false) }
+            );
+        }
+        let one = runs(|target| target.name == "race", &[], 60);
+        assert_eq!(
+            one.iter().map(|run| (run.name(), run.seconds)).collect::<Vec<_>>(),
+            [("fuzz-race".to_owned(), 60)]
+        );
     }
 
     #[test]

@@ -161,7 +161,7 @@ fn with_peers(workspace: &Workspace, peers: &Peers, ui: &Ui, suite: &mut Suite<'
     }
     if test == FUZZ {
         return suite.group(test, || {
-            let reports = peers.fuzzers.run(ui, &fuzz::TARGETS, FUZZ_SECONDS)?;
+            let reports = peers.fuzzers.run(ui, &fuzz::runs(|_| true, &[], FUZZ_SECONDS))?;
             let failed = reports.iter().filter(|report| report.finding.is_some()).count() as u64;
             Ok(Counts { passed: reports.len() as u64 - failed, failed })
         });
