@@ -108,6 +108,10 @@ pub const RULES: &[OpRule] = &[
             must("the rows of a and of the result are packed and even", |n| {
                 n.s(0).has_even_rows() && n.d.has_even_rows()
             }),
+            // The kernel writes the fourth over the third.
+            must("on a CPU blocks have three dimensions", |n| {
+                n.on_cpu(!n.s(0).info().is_block() || n.s(0).is_3d())
+            }),
         ],
         work: BLOCK_WORK,
         ..BINARY

@@ -43,6 +43,10 @@ const FAULTS: &[(&str, &str, &str, Change)] = &[
         reshape(source(c, 1), &[256, 3]);
         retype(source(c, 0), Q8_K);
     }),
+    ("ADD1", "blocks of four dimensions", "three dimensions", |c| {
+        *source(c, 0) = t(Q8_0, &[64, 4, 2, 2]);
+        c.d = t(Q8_0, &[64, 4, 2, 2]);
+    }),
     ("MUL_MAT", "blocks of b apart by rows", DENSE_BLOCKS, |c| {
         multiply_blocks(c, 12);
         source(c, 1).nb = [292, 584, 5256, 10512];
