@@ -3,9 +3,10 @@
 //! `APIR_MUTANTS` says how many changes to each honest node are tried.
 
 use crate::plugin::{Callbacks, apir_backend_deinit, apir_backend_dispatcher, apir_backend_initialize};
-use crate::verify::ops::find;
+use crate::verify::ops::{FAMILIES, find};
 use crate::verify::tests::clauses::{Numbers, change};
 use crate::verify::tests::honest::cases;
+use crate::verify::tests::work::every_kernel;
 use crate::verify::tests::{Case, op};
 use crate::verify::types::{F32, I32, I64};
 use apir_ggml::abi::FLAG_COMPUTE;
@@ -16,13 +17,15 @@ use apir_protocol::messages::*;
 use apir_protocol::tensor::{RawTensor, TensorRecord};
 use apir_protocol::{Request, Wire};
 use memmap2::MmapMut;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 const CONTEXT: u32 = 4_000_000_001;
+/// With the number of its threads added, a context of so many.
+const WIDE_CONTEXT: u32 = 4_000_001_000;
 /// Bytes of the buffer, and of what lies untouched before and behind each tensor.
 const BUFFER: usize = 1 << 20;
 const GUARD: u64 = 256;
@@ -38,11 +41,17 @@ static LIBRARY: LazyLock<CString> = LazyLock::new(|| {
 /// Addresses of resources 1, the buffer, and 2, the graph.
 static BLOBS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-unsafe extern "C" fn get_config(_ctx_id: u32, key: *const c_char) -> *const c_char {
+unsafe extern "C" fn get_config(ctx_id: u32, key: *const c_char) -> *const c_char {
     // SAFETY: the plugin gives a C string.
     let key = unsafe { CStr::from_ptr(key) };
     match key.to_bytes() {
         b"ggml.library.path" => LIBRARY.as_ptr(),
+        b"apir.host_threads" => match ctx_id.wrapping_sub(WIDE_CONTEXT) {
+            1 => c"1".as_ptr(),
+            2 => c"2".as_ptr(),
+            4 => c"4".as_ptr(),
+            _ => std::ptr::null(),
+        },
         b"apir.max_bad_commands" => c"1000000000000".as_ptr(),
         _ => std::ptr::null(),
     }
@@ -51,6 +60,9 @@ unsafe extern "C" fn get_config(_ctx_id: u32, key: *const c_char) -> *const c_ch
 unsafe extern "C" fn get_shmem_ptr(_ctx_id: u32, res_id: u32) -> *mut c_void {
     BLOBS[res_id as usize - 1].load(Ordering::Relaxed) as *mut c_void
 }
+
+/// The tests share two blobs.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 static CALLBACKS: Callbacks = Callbacks { get_config: Some(get_config), get_shmem_ptr: Some(get_shmem_ptr) };
 
@@ -62,6 +74,10 @@ fn shared(len: usize) -> MmapMut {
 }
 
 fn call<R: Request>(request: &R) -> Result<R::Reply, u32> {
+    call_in(CONTEXT, request)
+}
+
+fn call_in<R: Request>(context: u32, request: &R) -> Result<R::Reply, u32> {
     let (mut bytes, mut page) = ([0u8; 1024], [0u8; 1024]);
     let mut encoder = Encoder::new(&mut bytes);
     request.encode(&mut encoder).unwrap();
@@ -70,7 +86,7 @@ fn call<R: Request>(request: &R) -> Result<R::Reply, u32> {
     // SAFETY: the ranges are those of the two arrays.
     let code = unsafe {
         let (number, from, end) = (R::COMMAND.number(), bytes.as_ptr(), start.add(page.len()));
-        apir_backend_dispatcher(CONTEXT, &CALLBACKS, number, from, from.add(len), start, end, &mut after)
+        apir_backend_dispatcher(context, &CALLBACKS, number, from, from.add(len), start, end, &mut after)
     };
     if code == 0 { Ok(R::Reply::decode(&mut Decoder::new(&page)).unwrap()) } else { Err(code) }
 }
@@ -147,6 +163,7 @@ fn fill(record: &TensorRecord, memory: &mut [u8]) {
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn mutants_that_pass_touch_nothing_but_their_tensors() {
+    let _alone = ONE_AT_A_TIME.lock();
     let rounds: usize = std::env::var("APIR_MUTANTS").map_or(40, |rounds| rounds.parse().unwrap());
     let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
     BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
@@ -201,3 +218,96 @@ fn mutants_that_pass_touch_nothing_but_their_tensors() {
 }
 
 const VIEWS: &[&str] = &["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"];
+
+/// Tensors of a sum whose rows all threads share out: ids, and where they lie, behind all others.
+const SUM: u64 = 200;
+const SUM_AT: u64 = BUFFER as u64 - (64 << 10);
+
+fn add_sum(records: &mut Vec<TensorRecord>, buffer: BufferHandle) -> u64 {
+    let ne = [32, 64, 1, 1];
+    let nb = [4, 128, 8192, 8192];
+    let tensor = |at: u64| {
+        let (id, data) = (SUM + at, SUM_AT + at * 8192);
+        TensorRecord { id, type_: F32, buffer, ne, nb, data, ..TensorRecord::default() }
+    };
+    let mut sum = TensorRecord { op: op("ADD"), flags: FLAG_COMPUTE, ..tensor(2) };
+    sum.src[..2].copy_from_slice(&[SUM, SUM + 1]);
+    records.extend([tensor(0), tensor(1), sum]);
+    sum.id
+}
+
+/// Makes indices rise, so that no two threads set the same row.
+fn tell_apart(ids: &TensorRecord, memory: &mut [u8]) {
+    let width = if ids.type_ == I64 { 8 } else { 4 };
+    for (at, bytes) in memory[range_of(ids).unwrap()].chunks_exact_mut(width).enumerate() {
+        bytes.fill(0);
+        bytes[0] = at as u8;
+    }
+}
+
+/// Whether two results are the same, floats as far as another order of summands goes.
+fn same(type_: u32, found: &[u8], expected: &[u8]) -> bool {
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+    };
+    let near = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || (a - b).abs() <= 1e-3 * a.abs().max(b.abs());
+    found == expected
+        || type_ == F32 && floats(found).iter().zip(&floats(expected)).all(|(found, b)| near(found, b))
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn s23_every_operation_is_what_it_is_alone_beside_a_node_of_more_threads() {
+    let _alone = ONE_AT_A_TIME.lock();
+    apir_guard::load();
+    let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
+    BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
+    BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
+    let contexts = [1, 2, 4].map(|threads| {
+        let (context, size) = (WIDE_CONTEXT + threads, BUFFER as u64);
+        // SAFETY: the table is static.
+        assert_eq!(unsafe { apir_backend_initialize(context, &CALLBACKS) }, 6);
+        let request = DeviceBufferFromPtrRequest { res_id: 1, size, max_tensor_size: size };
+        (threads, context, call_in(context, &request).unwrap().buffer)
+    });
+    let mut compute = |case: &Case, context: u32, buffer: BufferHandle, nodes: &[u64]| {
+        let (mut records, written) = lay_out(case, buffer).unwrap();
+        add_sum(&mut records, buffer);
+        memory.fill(0x40);
+        records.iter().for_each(|record| fill(record, &mut memory));
+        if case.op == "SET_ROWS" {
+            tell_apart(&records[1], &mut memory);
+        }
+        let used = encode_graph(nodes, &records, &mut graph[..]).unwrap() as u64;
+        let before = apir_guard::count();
+        let reply = call_in(context, &BackendGraphComputeRequest { res_id: 2, size: used }).ok()?;
+        assert_eq!(reply.status, 0, "{case:?}");
+        let results: Vec<_> = written.iter().map(|range| memory[range.clone()].to_vec()).collect();
+        Some((results, apir_guard::count() - before))
+    };
+    let mut wide = BTreeSet::new();
+    for case in every_kernel() {
+        let (_, context, buffer) = contexts[0];
+        // The device does not have all that the rules allow.
+        let Some((expected, _)) = compute(&case, context, buffer, &[NODE]) else { continue };
+        for (threads, context, buffer) in contexts {
+            for nodes in [&[NODE, SUM + 2][..], &[SUM + 2, NODE]] {
+                let (found, guarded) = compute(&case, context, buffer, nodes).expect(case.op);
+                let pairs = found.iter().zip(&expected);
+                assert!(
+                    pairs.into_iter().all(|(found, expected)| same(case.d.type_, found, expected)),
+                    "{case:?} with {threads} threads"
+                );
+                if guarded > 0 {
+                    wide.insert(case.op);
+                }
+            }
+        }
+    }
+    for (_, context, _) in contexts {
+        apir_backend_deinit(context);
+    }
+    let with_work = FAMILIES.iter().flat_map(|(_, rules)| *rules).filter(|rule| rule.work.is_any());
+    let missing: Vec<_> = with_work.map(|rule| rule.name).filter(|name| !wide.contains(name)).collect();
+    assert!(missing.is_empty(), "no work memory was seen of {missing:?}");
+}

@@ -75,6 +75,12 @@ impl Work {
     /// No work memory.
     pub const NONE: Self = Self { together: Bytes::NONE, share: Bytes::NONE, shares: Shares::Entered };
 
+    /// Whether there may be any.
+    #[must_use]
+    pub const fn is_any(&self) -> bool {
+        !self.together.what.is_empty() || !self.share.what.is_empty()
+    }
+
     /// A share for each thread.
     #[must_use]
     pub const fn each(what: &'static str, of: fn(&Node<'_>) -> Option<u64>) -> Self {

@@ -8,7 +8,7 @@ pub(crate) mod honest;
 mod ints;
 mod plans;
 mod releases;
-mod work;
+pub(crate) mod work;
 
 use super::node::{Node, Slot};
 use super::rules::RuleBook;

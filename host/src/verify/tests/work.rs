@@ -2,20 +2,48 @@
 
 use super::super::ops::find;
 use super::super::types::*;
-use super::honest::cases;
+use super::honest::{bits, cases};
 use super::{Case, rules_for, t};
 use std::collections::BTreeSet;
 
-/// An iq type, which CPU kernels multiply with Q8_K.
+const Q4_K: u32 = 12;
 const IQ4_XS: u32 = 23;
 
-fn all() -> Vec<Case> {
+/// Honest nodes of every operation, and more of those whose kernels have several ways to use work memory.
+pub(crate) fn every_kernel() -> Vec<Case> {
     let mut all = cases();
-    let halves = |ne: &[i64]| t(F16, ne);
+    let (f, h) = (|ne: &[i64]| t(F32, ne), |ne: &[i64]| t(F16, ne));
+    let scale = [bits(0.125)];
     all.extend([
-        Case::new("OUT_PROD", t(F32, &[64, 5]), &[halves(&[64, 3]), t(F32, &[5, 3])], &[]),
-        Case::new("MUL_MAT", t(F32, &[8, 9]), &[t(IQ4_XS, &[512, 8]), t(F32, &[512, 9])], &[]),
-        Case::new("SOFT_MAX", t(F32, &[64]), &[t(F32, &[64])], &[1]),
+        Case::new("OUT_PROD", f(&[64, 5]), &[h(&[64, 3]), f(&[5, 3])], &[]),
+        Case::new("OUT_PROD", f(&[256, 5]), &[t(Q4_K, &[256, 3]), f(&[5, 3])], &[]),
+        Case::new("MUL_MAT", f(&[16, 40]), &[t(IQ4_XS, &[512, 16]), f(&[512, 40])], &[]),
+        Case::new("MUL_MAT", f(&[16, 40]), &[t(Q4_K, &[512, 16]), t(Q8_K, &[512, 40])], &[]),
+        Case::new("MUL_MAT", f(&[16, 9]), &[f(&[32, 16]), h(&[32, 9])], &[]),
+        Case::new(
+            "MUL_MAT_ID",
+            f(&[16, 2, 9]),
+            &[t(Q4_K, &[256, 16, 3]), f(&[256, 1, 9]), t(I32, &[2, 9])],
+            &[],
+        ),
+        Case::new("DUP", t(Q8_0, &[64, 4]), &[t(Q8_0, &[64, 4])], &[]),
+        Case::new("SOFT_MAX", f(&[64]), &[f(&[64])], &[bits(1.0)]),
+        Case::new("SET_ROWS", t(Q8_0, &[64, 9]), &[h(&[64, 3]), t(I64, &[3]), t(Q8_0, &[64, 9])], &[])
+            .over(2),
+        Case::new("CPY", t(BF16, &[64, 4]), &[h(&[64, 4]), t(BF16, &[64, 4])], &[]).over(1),
+        // One query over many keys, and many queries.
+        Case::new(
+            "FLASH_ATTN_EXT",
+            f(&[32, 4]),
+            &[f(&[32, 1, 4]), f(&[32, 512, 2]), f(&[32, 512, 2])],
+            &scale,
+        ),
+        Case::new(
+            "FLASH_ATTN_EXT",
+            f(&[32, 4, 66]),
+            &[f(&[32, 66, 4]), f(&[32, 7, 2]), f(&[32, 7, 2])],
+            &scale,
+        ),
     ]);
     all
 }
@@ -24,7 +52,7 @@ fn all() -> Vec<Case> {
 fn a_node_alone_has_what_it_needs_and_bears_what_it_is_planned_for() {
     for threads in 1..=9 {
         let rules = rules_for(true, threads);
-        for case in all() {
+        for case in every_kernel() {
             let rule = find(case.op).unwrap();
             let threads = threads as u64;
             case.look(&rules, |node| {
@@ -45,7 +73,7 @@ fn a_node_alone_has_what_it_needs_and_bears_what_it_is_planned_for() {
 #[test]
 fn s23_only_rows_made_of_halves_bear_fewer_threads_than_there_are() {
     let rules = rules_for(true, 4);
-    let narrow: BTreeSet<_> = all()
+    let narrow: BTreeSet<_> = every_kernel()
         .into_iter()
         .filter(|case| {
             let rule = find(case.op).unwrap();
