@@ -157,6 +157,8 @@ pub enum FieldType {
     U64,
     /// A text with its length in front.
     String,
+    /// A list of texts with their number in front.
+    Strings,
     /// ggml's status in 4 bytes.
     Status,
     /// A buffer's handle in 8 bytes.
@@ -177,6 +179,7 @@ impl FieldType {
             Self::U8 | Self::Bool | Self::I32 | Self::U32 | Self::Status => "4",
             Self::U64 | Self::Buffer | Self::BufferType => "8",
             Self::String => "8 + n, padded to 4",
+            Self::Strings => "4 and each string",
             Self::Tensor => "304",
             Self::InlineTensor => "336 and more",
         }
@@ -192,6 +195,7 @@ impl FieldType {
             Self::U32 => "u32",
             Self::U64 => "u64",
             Self::String => "string",
+            Self::Strings => "strings",
             Self::Status => "status",
             Self::Buffer => "buffer",
             Self::BufferType => "buffer_type",

@@ -8,6 +8,7 @@
 //! | [`layout`] | both | which layout a ggml library uses, by its version and symbols |
 //! | [`types`] | both | the element types, and the extent of a tensor |
 //! | [`ops`] | both | the operations by name |
+//! | [`names`] | both | what all numbers in tensors mean, by name |
 //! | [`values`] | both | kinds of devices, outcomes of computations |
 //! | [`tensor`] | both | reading a tensor or a graph |
 //! | [`graph`] | the host | building a graph in memory that is used again |
@@ -21,6 +22,7 @@ pub mod error;
 pub mod graph;
 pub mod layout;
 pub mod library;
+pub mod names;
 pub mod ops;
 #[cfg(target_os = "linux")]
 pub mod process;
@@ -32,6 +34,7 @@ pub use error::Error;
 pub use graph::{Graph, GraphBuilder, TensorSpec};
 pub use layout::{Layout, Version};
 pub use library::GgmlLibrary;
+pub use names::Names;
 pub use ops::{OpKind, OpTable};
 pub use tensor::{GraphRef, TensorRef};
 pub use types::{ExtentError, TypeInfo, extent};

@@ -67,6 +67,11 @@ impl OpTable {
         self.names.len() as u32
     }
 
+    /// The names by number.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// The name of a number.
     pub fn name(&self, op: u32) -> Option<&str> {
         self.names.get(op as usize).map(String::as_str)

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use crate::abi;
 use crate::error::Error;
 use crate::layout::{Layout, Marks, Version};
+use crate::names::{NameFunctions, NameOf, Names};
 use crate::ops::{OpName, OpTable};
 
 /// How grave a message is.
@@ -41,6 +42,7 @@ pub struct GgmlBase {
     buffer_init: BufferInitFn,
     log: LogFn,
     op_name: OpName,
+    names: NameFunctions,
 }
 
 impl GgmlBase {
@@ -114,15 +116,19 @@ impl GgmlBase {
         let buffer_init = require(c"ggml_backend_buffer_init")?;
         let log = require(c"ggml_log_internal")?;
         let op_name = require(c"ggml_op_name")?;
+        let lists = [c"ggml_unary_op_name", c"ggml_glu_op_name", c"ggml_type_name"];
+        let [unary, glu, types] = [require(lists[0])?, require(lists[1])?, require(lists[2])?];
         // SAFETY: the functions of these names have had these types in every supported version.
-        let (buffer_init, log, op_name) = unsafe {
+        let (buffer_init, log, op_name, names) = unsafe {
+            let name_of = |function| mem::transmute::<NonNull<c_void>, NameOf>(function);
             (
                 mem::transmute::<NonNull<c_void>, BufferInitFn>(buffer_init),
                 mem::transmute::<NonNull<c_void>, LogFn>(log),
                 mem::transmute::<NonNull<c_void>, OpName>(op_name),
+                NameFunctions { unary: name_of(unary), glu: name_of(glu), types: name_of(types) },
             )
         };
-        Ok(Self { layout, version_at, buffer_init, log, op_name })
+        Ok(Self { layout, version_at, buffer_init, log, op_name, names })
     }
 
     /// The layout of its structs.
@@ -135,14 +141,14 @@ impl GgmlBase {
         self.layout.version()
     }
 
-    /// Its operations.
+    /// What its numbers mean.
     ///
     /// # Errors
     ///
-    /// [`Error::Operations`] when the list does not end as every known one does.
-    pub fn ops(&self) -> Result<OpTable, Error> {
-        // SAFETY: the function is ggml's own.
-        unsafe { OpTable::read(self.op_name) }
+    /// [`Error::Operations`] when the list of operations does not end as every known one does.
+    pub fn names(&self) -> Result<Names, Error> {
+        // SAFETY: the functions are this ggml's own.
+        unsafe { Ok(Names::read(self.version(), OpTable::read(self.op_name)?, self.names)) }
     }
 
     /// Makes a buffer struct that ggml frees with `ggml_backend_buffer_free`.

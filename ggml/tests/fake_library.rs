@@ -10,6 +10,9 @@ use apir_ggml::GgmlLibrary;
 const VERSION: &str = "const char * ggml_version(void) { return \"0.25.1\"; }";
 const FREE: &str = "void ggml_backend_buffer_free(void * buffer) { (void) buffer; }";
 const OPS: &str = "const char * ggml_op_name(int op) { (void) op; return \"GLU\"; }\n\
+    const char * ggml_unary_op_name(int op) { (void) op; return \"ABS\"; }\n\
+    const char * ggml_glu_op_name(int op) { (void) op; return \"REGLU\"; }\n\
+    const char * ggml_type_name(int type) { (void) type; return \"f32\"; }\n\
     void ggml_log_set(void * callback, void * data) { (void) callback; (void) data; }";
 const INIT: &str = "static struct { int api; void * slots[5]; } reg = { 2, { 0 } }; void * ggml_backend_init(void) { return &reg; }";
 

@@ -16,7 +16,7 @@ use apir_protocol::messages::{
     BufferGetTensorReply, BufferCpyTensorRequest, BufferCpyTensorReply,
     BufferClearRequest, BufferClearReply, BufferFreeBufferRequest, BufferFreeBufferReply,
     BackendGraphComputeRequest, BackendGraphComputeReply, HelloRequest, HelloReply,
-    LivenessRequest, LivenessReply,
+    LivenessRequest, LivenessReply, NamesRequest, NamesReply,
 };
 impl Session {
     /// How many devices the guest can reach; the same answer as `device_get_count`.
@@ -254,6 +254,13 @@ impl Session {
         &self,
         request: &LivenessRequest,
     ) -> Result<LivenessReply, SessionError> {
+        self.call(request)
+    }
+    /// Asks what the numbers in tensors mean on the host, which differs between releases of ggml; by number from 0.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the host refuses the command or is gone.
+    pub fn names(&self, request: &NamesRequest) -> Result<NamesReply, SessionError> {
         self.call(request)
     }
 }

@@ -1,7 +1,8 @@
 //! Graphs as they travel: the nodes' ids, and a record for each tensor that they reach.
 #![forbid(unsafe_code)]
 
-use crate::record::{Place, RecordError, record};
+use crate::numbers::Numbers;
+use crate::record::{Place, RecordError, data_record, node_record};
 use apir_ggml::{GraphRef, TensorRef};
 use apir_protocol::graph::{encode_graph, graph_size};
 use apir_protocol::tensor::{MAX_SOURCES, TensorRecord};
@@ -31,6 +32,7 @@ impl GraphWriter {
     pub(crate) fn write(
         &mut self,
         graph: GraphRef<'_>,
+        numbers: &Numbers,
         is_view: impl Fn(TensorRef<'_>) -> bool,
         mut locate: impl FnMut(TensorRef<'_>) -> Result<Place, RecordError>,
     ) -> Result<Option<&[u8]>, RecordError> {
@@ -50,7 +52,7 @@ impl GraphWriter {
                 continue;
             }
             self.ids.push(node.address() as u64);
-            self.reach(node, &mut path, &mut locate)?;
+            self.reach(node, numbers, &mut path, &mut locate)?;
         }
         let size = self.size()?;
         // Every byte is overwritten.
@@ -79,6 +81,7 @@ impl GraphWriter {
     fn reach<'a>(
         &mut self,
         node: TensorRef<'a>,
+        numbers: &Numbers,
         path: &mut Vec<(TensorRef<'a>, usize)>,
         locate: &mut impl FnMut(TensorRef<'_>) -> Result<Place, RecordError>,
     ) -> Result<(), RecordError> {
@@ -89,8 +92,8 @@ impl GraphWriter {
             if let Some(below) = self.next_below(*tensor, next) {
                 path.push((below, 0));
             } else {
-                let found = record(*tensor, locate(*tensor)?)?;
-                self.records.push(if self.is_node(*tensor) { found } else { data(found) });
+                let make = if self.is_node(*tensor) { node_record } else { data_record };
+                self.records.push(make(*tensor, locate(*tensor)?, numbers)?);
                 path.pop();
             }
         }
@@ -113,12 +116,6 @@ impl GraphWriter {
     fn is_node(&self, tensor: TensorRef<'_>) -> bool {
         self.nodes.contains(&tensor.address())
     }
-}
-
-/// A tensor that nothing in the graph makes.
-fn data(record: TensorRecord) -> TensorRecord {
-    let TensorRecord { op, op_params, src, .. } = TensorRecord::default();
-    TensorRecord { op, op_params, src, ..record }
 }
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;

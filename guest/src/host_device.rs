@@ -1,7 +1,7 @@
 //! What the host says about its device.
 #![forbid(unsafe_code)]
 
-use crate::session::{Session, SessionError};
+use crate::session::{Properties, Session, SessionError};
 use apir_ggml::DeviceType;
 use apir_protocol::handle::BufferTypeHandle;
 use apir_protocol::messages::{
@@ -24,6 +24,8 @@ pub(crate) struct HostDevice {
     pub(crate) memory: (u64, u64),
     /// Whether models may be loaded from mapped files.
     pub(crate) mmap_support: bool,
+    /// Whether it says so: upstream's plugin does since ggml 0.19.
+    pub(crate) tells_mmap_support: bool,
     /// Whether buffers are to be made over blobs.
     pub(crate) maps_buffers: bool,
     pub(crate) buffer_type: BufferTypeHandle,
@@ -47,7 +49,7 @@ impl HostDevice {
         let told = DeviceType::from_number(told.try_into().unwrap_or(i32::MAX));
         let memory = session.device_get_memory(&DeviceGetMemoryRequest {})?;
         let buffer_type = session.device_get_buffer_type(&DeviceGetBufferTypeRequest {})?.buffer_type;
-        let properties = session.properties()?;
+        let Properties { reply: properties, tells_mmap_support } = session.properties()?;
         let buffer_type_name = session.buffer_type_get_name(&BufferTypeGetNameRequest { buffer_type })?.name;
         let alignment = session
             .buffer_type_get_alignment(&BufferTypeGetAlignmentRequest { buffer_type })?
@@ -61,6 +63,7 @@ impl HostDevice {
             kind: presented(told),
             memory: (memory.free, memory.total),
             mmap_support: properties.mmap_support,
+            tells_mmap_support,
             maps_buffers: properties.buffer_from_host_ptr && frees_mapped(told) && alignment <= PAGE,
             buffer_type,
             buffer_type_name,

@@ -5,6 +5,7 @@
 //! | [`link`] | how commands and shared memory reach the host |
 //! | [`session`] | one context on the host: typed commands, transfers, its loss |
 //! | `record`, `graph` | ggml's tensors and graphs as they travel |
+//! | `numbers` | the host's numbers of operations and types |
 //! | `host_device` | what the host says about its device |
 //! | `backend` | ggml's vtables, and the symbols that ggml looks for |
 //! | `stats` | the counters that `APIR_STATS` asks for |
@@ -14,6 +15,7 @@ mod cache;
 mod graph;
 mod host_device;
 pub mod link;
+mod numbers;
 mod record;
 pub mod session;
 mod stats;

@@ -1,6 +1,7 @@
 //! ggml's tensors as they travel: records in graphs and transfers, inline tensors in questions, keys in caches.
 #![forbid(unsafe_code)]
 
+use crate::numbers::{NotOnHost, Numbers};
 use apir_ggml::TensorRef;
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::tensor::{InlineTensor, MAX_DIMS, NAME_SIZE, RawTensor, TensorRecord};
@@ -26,6 +27,9 @@ pub(crate) enum RecordError {
         u32::MAX
     )]
     Stride { name: String, dim: usize, bytes: u64 },
+    /// The host's ggml is another release and lacks something.
+    #[error("tensor '{name}' has {what}, which the host's ggml does not have")]
+    NotOnHost { name: String, what: NotOnHost },
     /// The data lies in a buffer of another backend.
     #[error("tensor '{name}' lies in a buffer that is not this device's")]
     Foreign { name: String },
@@ -45,25 +49,45 @@ pub(crate) fn name(tensor: TensorRef<'_>) -> String {
     String::from_utf8_lossy(tensor.name()).into_owned()
 }
 
-/// The record of a tensor whose data lies at `place`.
-pub(crate) fn record(tensor: TensorRef<'_>, place: Place) -> Result<TensorRecord, RecordError> {
+/// The record of a tensor that is data, whatever made it, and lies at `place`.
+pub(crate) fn data_record(
+    tensor: TensorRef<'_>,
+    place: Place,
+    numbers: &Numbers,
+) -> Result<TensorRecord, RecordError> {
     let (ne, nb) = narrow(tensor)?;
-    let address = |tensor: Option<TensorRef<'_>>| tensor.map_or(0, |tensor| tensor.address() as u64);
     Ok(TensorRecord {
         id: tensor.address() as u64,
-        type_: tensor.type_number(),
+        type_: numbers.type_(tensor.type_number()).map_err(|what| lacks(tensor, what))?,
         buffer: place.buffer,
         ne,
         nb,
-        op: tensor.op(),
-        op_params: tensor.op_params(),
         flags: tensor.flags(),
-        src: tensor.sources().map(address),
         view_src: address(tensor.view_src()),
         view_offs: tensor.view_offs(),
         data: place.offset,
         name: padded_name(tensor),
+        ..TensorRecord::default()
     })
+}
+
+/// The record of a node whose data lies at `place`.
+pub(crate) fn node_record(
+    node: TensorRef<'_>,
+    place: Place,
+    numbers: &Numbers,
+) -> Result<TensorRecord, RecordError> {
+    let (op, op_params) = numbers.operation(node.op(), node.op_params()).map_err(|what| lacks(node, what))?;
+    let src = node.sources().map(address);
+    Ok(TensorRecord { op, op_params, src, ..data_record(node, place, numbers)? })
+}
+
+fn address(tensor: Option<TensorRef<'_>>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.address() as u64)
+}
+
+fn lacks(tensor: TensorRef<'_>, what: NotOnHost) -> RecordError {
+    RecordError::NotOnHost { name: name(tensor), what }
 }
 
 /// Shape and strides in 32 bits. The stride of a dimension of one element counts for nothing and is cut, as upstream does.
@@ -104,29 +128,37 @@ fn padded_name(tensor: TensorRef<'_>) -> [u8; NAME_SIZE] {
 }
 
 /// A node as a question carries it. It names no buffer: the answer is for every node of this content.
-pub(crate) fn inline(node: TensorRef<'_>) -> InlineTensor {
-    InlineTensor {
-        tensor: raw(node),
+pub(crate) fn inline(node: TensorRef<'_>, numbers: &Numbers) -> Result<InlineTensor, NotOnHost> {
+    let (op, op_params) = numbers.operation(node.op(), node.op_params())?;
+    let other = |tensor: TensorRef<'_>| {
+        // What made a source says nothing about the node: the host need not have it.
+        let (op, op_params) = numbers.operation(tensor.op(), tensor.op_params()).unwrap_or_default();
+        Ok(RawTensor { op, op_params, ..raw(tensor, numbers)? })
+    };
+    Ok(InlineTensor {
+        tensor: RawTensor { op, op_params, ..raw(node, numbers)? },
         buffer: BufferHandle::default(),
-        view_src: node.view_src().map(raw),
+        view_src: node.view_src().map(other).transpose()?,
         // The first absent source ends them: the wire cannot carry those behind it.
-        sources: node.sources().into_iter().map_while(|source| source.map(raw)).collect(),
-    }
+        sources: node
+            .sources()
+            .into_iter()
+            .map_while(|source| source.map(other))
+            .collect::<Result<_, _>>()?,
+    })
 }
 
-fn raw(tensor: TensorRef<'_>) -> RawTensor {
-    RawTensor {
-        type_: tensor.type_number(),
+fn raw(tensor: TensorRef<'_>, numbers: &Numbers) -> Result<RawTensor, NotOnHost> {
+    Ok(RawTensor {
+        type_: numbers.type_(tensor.type_number())?,
         ne: tensor.shape(),
         nb: tensor.strides(),
-        op: tensor.op(),
-        op_params: tensor.op_params(),
         flags: tensor.flags(),
         view_offs: tensor.view_offs(),
         name: padded_name(tensor),
         // Encoding sets the presence flags.
         ..RawTensor::default()
-    }
+    })
 }
 
 /// What an answer about a node depends on: its operation with parameters, and type, shape and strides of all it names.

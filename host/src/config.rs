@@ -37,6 +37,8 @@ pub struct Config {
     pub present_as: PresentAs,
     /// Threads of a CPU backend.
     pub threads: usize,
+    /// The host's user says that every guest has the same ggml.
+    pub same_ggml: bool,
     /// How much the context may take.
     pub limits: Limits,
 }
@@ -82,7 +84,15 @@ impl Config {
             },
         };
         let limits = Limits::read(&key, &variable)?;
-        Ok(Self { library, registration, present_as, threads, limits })
+        let same_ggml = match set(variable("APIR_SAME_GGML")).as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(value) => {
+                let (name, fix) = ("APIR_SAME_GGML", "must be 0 or 1");
+                return Err(InitializeError::Variable { name, value: value.to_owned(), fix });
+            }
+        };
+        Ok(Self { library, registration, present_as, threads, same_ggml, limits })
     }
 }
 
@@ -121,6 +131,7 @@ mod tests {
         let key = [("ggml.library.path", "/a.so")];
         for (name, value, words) in [
             ("APIR_PRESENT_AS", "cpu", "APIR_PRESENT_AS=cpu: must be gpu, igpu or accel"),
+            ("APIR_SAME_GGML", "yes", "APIR_SAME_GGML=yes: must be 0 or 1"),
             ("APIR_HOST_THREADS", "0", "APIR_HOST_THREADS=0: must be a number from 1 to 1024"),
             ("APIR_HOST_THREADS", "many", "APIR_HOST_THREADS=many: must be a number from 1 to 1024"),
         ] {

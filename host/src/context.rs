@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::config::Config;
-use crate::error::{CommandError, InitializeError};
+use crate::error::{CommandError, InitializeError, Reason};
 use crate::generated::dispatch;
 use crate::graphs::{GraphCache, SupportCache};
 use crate::handle::HandleTable;
@@ -15,7 +15,7 @@ use crate::verify::indices::IndexCheck;
 use crate::verify::rules::RuleBook;
 use crate::verify::{BufferInfo, Buffers};
 use apir_ggml::library::{Backend, BufferType, Device};
-use apir_ggml::{DeviceType, GgmlLibrary, GraphBuilder};
+use apir_ggml::{DeviceType, GgmlLibrary, GraphBuilder, Names};
 use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::command::Command;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
@@ -176,6 +176,12 @@ pub struct Context {
     pub(crate) limits: Limits,
     pub(crate) activity: Arc<Activity>,
     pub(crate) heart: Option<Heart>,
+    /// What this ggml's numbers mean.
+    pub(crate) names: Names,
+    /// The guest's ggml surely has the same numbers, or the guest writes ours.
+    pub(crate) same_numbers: bool,
+    /// The guest reads why a command is refused.
+    pub(crate) tells_reasons: bool,
     bad_commands: u64,
     log: LogBudget,
 }
@@ -197,7 +203,8 @@ impl Context {
         backend.set_n_threads(i32::try_from(config.threads).unwrap_or(i32::MAX));
         let presented = config.present_as.of(device.type_());
         let cpu = device.type_() == DeviceType::Cpu;
-        let rules = RuleBook::new(library.ops(), library.version(), cpu, config.threads);
+        let rules = RuleBook::new(library.ops(), library.version(), cpu, config.threads)
+            .with_variants(library.names());
         let mut limits = config.limits.clone();
         // A device that does not know its memory sets no limit.
         let (_, total) = device.memory();
@@ -221,6 +228,9 @@ impl Context {
             scratch: Vec::new(),
             activity: Arc::default(),
             heart: None,
+            names: library.names().clone(),
+            same_numbers: library.names().is_settled() || config.same_ggml,
+            tells_reasons: false,
             bad_commands: 0,
             log: LogBudget::new(Instant::now(), limits.log_lines),
             limits,
@@ -250,6 +260,15 @@ impl Context {
         let done = dispatch(self, command, &mut Decoder::new(request), &mut encoder);
         self.activity.end();
         done.map(|()| encoder.len())
+    }
+
+    /// Writes why a command is refused into its reply, for a guest that reads it; gives the bytes written.
+    pub fn write_reason(&self, error: &CommandError, reply: &mut [u8]) -> usize {
+        let mut encoder = Encoder::new(reply);
+        match self.tells_reasons && encoder.string(Reason::from(error).text()).is_ok() {
+            true => encoder.len(),
+            false => 0,
+        }
     }
 
     /// Counts a refused command; false when the guest has sent so many that the context has to go.

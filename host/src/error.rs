@@ -5,7 +5,7 @@ use crate::memory::MemoryError;
 use crate::verify::VerifyError;
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{HandlerCode, InitializeCode, PluginCode};
-use apir_protocol::constants::INITIALIZE_BASE;
+use apir_protocol::constants::{INITIALIZE_BASE, REASON_BYTES};
 use thiserror::Error;
 
 /// Why a context could not start.
@@ -166,9 +166,65 @@ pub enum CommandError {
     /// The guest has had more commands refused than a context bears.
     #[error("too many refused commands; the context is lost")]
     TooManyRefusals,
+    /// The guest's numbers may mean something else here, and the guest asks for none of ours.
+    #[error(
+        "ggml {0} numbers operations unlike newer releases, and the guest does not ask how: use apir's library in the guest, or set APIR_SAME_GGML=1 where its ggml is the same"
+    )]
+    OtherNumbers(apir_ggml::Version),
     /// A handler panicked: a fault of ours, and the end of the context.
     #[error("command {0} panicked; the context is lost")]
     Panic(u32),
+}
+
+/// What a guest is told about a refused command: the verifier's or the decoder's own words, about what the guest itself sent.
+/// It has no path, no address of this process, and no words of the system's or of ggml's, which may have either.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason(String);
+
+impl Reason {
+    /// The words, at most [`REASON_BYTES`] of them.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        let most = self.0.len().min(REASON_BYTES as usize);
+        let end = (0..=most).rev().find(|at| self.0.is_char_boundary(*at)).unwrap_or(0);
+        &self.0[..end]
+    }
+}
+
+impl From<&CommandError> for Reason {
+    fn from(error: &CommandError) -> Self {
+        use CommandError as E;
+        // No wildcard: whoever adds an error decides what a guest may know of it.
+        Self(match error {
+            E::Unknown(_)
+            | E::NotInitialized(_)
+            | E::Decode(_)
+            | E::Encode(_)
+            | E::Handle(..)
+            | E::Verify(_)
+            | E::Range { .. }
+            | E::OtherBuffer { .. }
+            | E::Unlike(_)
+            | E::NoSharedBuffers
+            | E::Limit { .. }
+            | E::Unsupported { .. }
+            | E::NoRoom { .. }
+            | E::Index { .. }
+            | E::NoIndexMemory(_)
+            | E::Unaligned(_)
+            | E::NoHandle
+            | E::OtherNumbers(_)
+            | E::TooManyRefusals
+            | E::Panic(_) => error.to_string(),
+            E::Memory(MemoryError::Mapping { res_id, .. }) => format!("resource {res_id}: not usable"),
+            E::Memory(
+                error
+                @ (MemoryError::Unknown(_) | MemoryError::TooSmall { .. } | MemoryError::OutOfMemory(_)),
+            ) => error.to_string(),
+            E::NoThread(_) => "no thread for the sign of life".to_owned(),
+            E::Ggml(_) => "the host's ggml failed".to_owned(),
+        })
+    }
 }
 
 impl CommandError {
@@ -179,5 +235,39 @@ impl CommandError {
             Self::Unknown(_) => HandlerCode::UnknownCommand.number(),
             _ => HandlerCode::Failed.number(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e6_a_reason_has_no_address_no_path_and_no_word_of_others() {
+        let address = 0x7f12_3456_7000;
+        let ggml = apir_ggml::Error::Misaligned { address, alignment: 64 };
+        let path = std::path::PathBuf::from("/secret/libggml.so");
+        let system = std::io::Error::other("/proc/self/maps: secret");
+        for (error, told) in [
+            (CommandError::Ggml(ggml), "the host's ggml failed"),
+            (CommandError::Ggml(apir_ggml::Error::LibraryNotAFile { path }), "the host's ggml failed"),
+            (CommandError::NoThread(std::io::Error::other("secret")), "no thread for the sign of life"),
+            (
+                CommandError::Memory(MemoryError::Mapping { res_id: 7, cause: system }),
+                "resource 7: not usable",
+            ),
+            (CommandError::Unaligned(6), "a word at byte 6: its place must be a multiple of 4"),
+        ] {
+            assert_eq!(Reason::from(&error).text(), told);
+        }
+    }
+
+    #[test]
+    fn e6_a_reason_is_bounded_and_stays_text() {
+        let name = "é".repeat(400);
+        let error = CommandError::Unsupported { name, op: "ADD".to_owned() };
+        let reason = Reason::from(&error);
+        assert!((REASON_BYTES as usize - 1..=REASON_BYTES as usize).contains(&reason.text().len()));
+        assert!(reason.text().ends_with('é'));
     }
 }

@@ -19,7 +19,7 @@ use apir_protocol::messages::{
     BufferGetTensorRequest, BufferGetTensorReply, BufferCpyTensorRequest,
     BufferCpyTensorReply, BufferClearRequest, BufferClearReply, BufferFreeBufferRequest,
     BufferFreeBufferReply, BackendGraphComputeRequest, BackendGraphComputeReply,
-    HelloRequest, HelloReply, LivenessRequest, LivenessReply,
+    HelloRequest, HelloReply, LivenessRequest, LivenessReply, NamesRequest, NamesReply,
 };
 /// Carries out the commands of one context.
 pub trait Handlers {
@@ -220,6 +220,11 @@ pub trait Handlers {
         &mut self,
         request: LivenessRequest,
     ) -> Result<LivenessReply, CommandError>;
+    /// Asks what the numbers in tensors mean on the host, which differs between releases of ggml; by number from 0.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the command is refused or fails.
+    fn names(&mut self, request: NamesRequest) -> Result<NamesReply, CommandError>;
 }
 /// Reads the request of a command, has it carried out, and writes the reply.
 ///
@@ -356,6 +361,9 @@ pub fn dispatch(
         }
         Command::Liveness => {
             handlers.liveness(LivenessRequest::decode(decoder)?)?.encode(encoder)?
+        }
+        Command::Names => {
+            handlers.names(NamesRequest::decode(decoder)?)?.encode(encoder)?
         }
     }
     Ok(())

@@ -129,8 +129,7 @@ pub unsafe extern "C" fn apir_backend_dispatcher(
     let mut reply = vec![0; page_len.min(REPLY_CAPACITY)];
     let done = catch_unwind(AssertUnwindSafe(|| dispatch(ctx_id, cmd, request_len, request, &mut reply)));
     let (code, written) = match done {
-        Ok(Ok(written)) => (HandlerCode::Success.number(), written),
-        Ok(Err(code)) => (code, 0),
+        Ok(answer) => answer,
         Err(_) => {
             tracing::error!("context {ctx_id}: {}", CommandError::Panic(cmd));
             apir_backend_deinit(ctx_id);
@@ -146,27 +145,29 @@ pub unsafe extern "C" fn apir_backend_dispatcher(
     code
 }
 
-/// Bytes of the reply, or the code of the refusal. The request is copied once its length is known to be within the context's limit.
+/// The code, and the bytes of the reply or of the reason of the refusal. The request is copied once its length is known to be within the context's limit.
 fn dispatch(
     ctx_id: u32,
     cmd: u32,
     request_len: usize,
     request: impl FnOnce() -> Vec<u8>,
     reply: &mut [u8],
-) -> Result<usize, u32> {
+) -> (u32, usize) {
     let context = contexts().get(&ctx_id).cloned();
-    let Some(context) = context else {
-        return Err(CommandError::NotInitialized(ctx_id).code());
-    };
     // A poisoned context has been taken out of the map by the panic that poisoned it.
-    let mut context = context.lock().map_err(|_| CommandError::NotInitialized(ctx_id).code())?;
+    let Some(Ok(mut context)) = context.as_ref().map(|context| context.lock()) else {
+        return (CommandError::NotInitialized(ctx_id).code(), 0);
+    };
     let done = context.check_length(request_len).and_then(|()| context.dispatch(cmd, &request(), reply));
-    done.map_err(|error| {
-        context.log_refusal(cmd, &error);
-        if !context.bears_refusal() {
-            tracing::error!("context {ctx_id}: {}", CommandError::TooManyRefusals);
-            apir_backend_deinit(ctx_id);
+    match done {
+        Ok(written) => (HandlerCode::Success.number(), written),
+        Err(error) => {
+            context.log_refusal(cmd, &error);
+            if !context.bears_refusal() {
+                tracing::error!("context {ctx_id}: {}", CommandError::TooManyRefusals);
+                apir_backend_deinit(ctx_id);
+            }
+            (error.code(), context.write_reason(&error, reply))
         }
-        error.code()
-    })
+    }
 }

@@ -1,6 +1,7 @@
 //! The encoder and the decoder: fixed sizes, 4-byte granules, no alignment.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 use thiserror::Error;
 
 /// Why a value could not be written.
@@ -156,6 +157,16 @@ impl<'a> Encoder<'a> {
         self.len += need;
         Ok(())
     }
+
+    /// Appends texts: their number in 4 bytes, and each text.
+    ///
+    /// # Errors
+    /// [`EncodeError::Full`], [`EncodeError::Nul`]; some are written then.
+    pub fn strings(&mut self, texts: &[String]) -> Result<(), EncodeError> {
+        let left = self.buffer.len() - self.len;
+        self.u32(u32::try_from(texts.len()).map_err(|_| EncodeError::Full { need: texts.len(), left })?)?;
+        texts.iter().try_for_each(|text| self.string(text))
+    }
 }
 
 /// Reads values one after the other; never past the end.
@@ -261,6 +272,14 @@ impl<'a> Decoder<'a> {
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
+
+    /// Takes texts, with their number in front. Room is made for as many as come, not for as many as the number says.
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`], [`DecodeError::EmptyText`]
+    pub fn strings(&mut self) -> Result<Vec<String>, DecodeError> {
+        (0..self.u32()?).map(|_| self.string()).collect()
+    }
 }
 
 #[cfg(test)]
@@ -320,6 +339,23 @@ mod tests {
         assert!(decoder.u64().is_err());
         assert_eq!(decoder.u32(), Ok(1));
         assert_eq!(decoder.u8(), Err(DecodeError::Truncated { need: 4, left: 2 }));
+    }
+
+    #[test]
+    fn strings_are_their_number_and_each() {
+        let texts = ["", "ADD", "MUL_MAT"].map(String::from).to_vec();
+        let mut buffer = [0xff; 64];
+        let mut encoder = Encoder::new(&mut buffer);
+        encoder.strings(&texts).unwrap();
+        let len = encoder.len();
+        assert_eq!((len, buffer[0]), (4 + 12 + 12 + 16, 3));
+        assert_eq!(Decoder::new(&buffer[..len]).strings(), Ok(texts.clone()));
+        for short in 0..len {
+            assert!(Decoder::new(&buffer[..short]).strings().is_err());
+            assert!(Encoder::new(&mut vec![0; short]).strings(&texts).is_err());
+        }
+        // A number without texts behind it takes no memory.
+        assert!(Decoder::new(&u32::MAX.to_le_bytes()).strings().is_err());
     }
 
     proptest! {

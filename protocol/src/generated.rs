@@ -28,6 +28,12 @@ pub mod constants {
     pub const INITIALIZE_BASE: u32 = 6;
     /// Feature bit of `liveness`: the host changes a word in shared memory as long as it lives.
     pub const FEATURE_LIVENESS: u64 = 1;
+    /// Feature bit of `names`: the guest writes the host's numbers of operations, of their variants and of types.
+    pub const FEATURE_NAMES: u64 = 2;
+    /// Feature bit of reasons: the reply to a command that is refused is a string that says why.
+    pub const FEATURE_REASONS: u64 = 4;
+    /// Bytes of the longest reason.
+    pub const REASON_BYTES: u64 = 256;
 }
 /// First word of a command, less the Venus offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -353,6 +359,8 @@ pub enum Command {
     Hello = 1024,
     /// Has the host count up a word of a blob for as long as it lives; a second one replaces the first.
     Liveness = 1025,
+    /// Asks what the numbers in tensors mean on the host, which differs between releases of ggml; by number from 0.
+    Names = 1026,
 }
 impl Command {
     /// Every command in order of the numbers.
@@ -382,6 +390,7 @@ impl Command {
         Self::BackendGraphCompute,
         Self::Hello,
         Self::Liveness,
+        Self::Names,
     ];
     /// The command with this number, if there is one.
     #[must_use]
@@ -412,6 +421,7 @@ impl Command {
             22 => Some(Self::BackendGraphCompute),
             1024 => Some(Self::Hello),
             1025 => Some(Self::Liveness),
+            1026 => Some(Self::Names),
             _ => None,
         }
     }
@@ -449,6 +459,7 @@ impl Command {
             Self::BackendGraphCompute => "backend_graph_compute",
             Self::Hello => "hello",
             Self::Liveness => "liveness",
+            Self::Names => "names",
         }
     }
 }
@@ -459,6 +470,7 @@ pub mod messages {
     use crate::tensor::{InlineTensor, TensorRecord};
     use crate::{Request, Wire};
     use alloc::string::String;
+    use alloc::vec::Vec;
     /// Request of `device_get_device_count`: how many devices the guest can reach; the same answer as `device_get_count`.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct DeviceGetDeviceCountRequest {}
@@ -1396,6 +1408,58 @@ pub mod messages {
         fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
             Ok(Self {
                 interval_ms: decoder.u32()?,
+            })
+        }
+    }
+    /// Request of `names`: asks what the numbers in tensors mean on the host, which differs between releases of ggml; by number from 0.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct NamesRequest {
+        /// The guest's ggml.
+        pub version: String,
+    }
+    impl Wire for NamesRequest {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.string(&self.version)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self { version: decoder.string()? })
+        }
+    }
+    impl Request for NamesRequest {
+        const COMMAND: Command = Command::Names;
+        type Reply = NamesReply;
+    }
+    /// Reply to `names`.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct NamesReply {
+        /// The host's ggml.
+        pub version: String,
+        /// Operations.
+        pub ops: Vec<String>,
+        /// Maps of the operation UNARY, its first parameter.
+        pub unary: Vec<String>,
+        /// Units of the operation GLU, its first parameter.
+        pub glu: Vec<String>,
+        /// Element types, those that were removed among them.
+        pub types: Vec<String>,
+    }
+    impl Wire for NamesReply {
+        fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+            encoder.string(&self.version)?;
+            encoder.strings(&self.ops)?;
+            encoder.strings(&self.unary)?;
+            encoder.strings(&self.glu)?;
+            encoder.strings(&self.types)?;
+            Ok(())
+        }
+        fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+            Ok(Self {
+                version: decoder.string()?,
+                ops: decoder.strings()?,
+                unary: decoder.strings()?,
+                glu: decoder.strings()?,
+                types: decoder.strings()?,
             })
         }
     }

@@ -28,6 +28,7 @@ pub fn emit(spec: &Spec) -> TokenStream {
             use crate::tensor::{InlineTensor, TensorRecord};
             use crate::{Request, Wire};
             use alloc::string::String;
+            use alloc::vec::Vec;
 
             #(#messages)*
         }
@@ -223,6 +224,7 @@ fn rust_type(type_: FieldType) -> TokenStream {
         FieldType::U32 => quote!(u32),
         FieldType::U64 => quote!(u64),
         FieldType::String => quote!(String),
+        FieldType::Strings => quote!(Vec<String>),
         FieldType::Buffer => quote!(BufferHandle),
         FieldType::BufferType => quote!(BufferTypeHandle),
         FieldType::Tensor => quote!(TensorRecord),
@@ -245,7 +247,7 @@ fn codec_method(type_: FieldType) -> Option<proc_macro2::Ident> {
 fn encode_field(field: &Field) -> TokenStream {
     let name = format_ident!("{}", field.name);
     match (codec_method(field.type_), field.type_) {
-        (Some(method), FieldType::String) => quote!(encoder.#method(&self.#name)),
+        (Some(method), FieldType::String | FieldType::Strings) => quote!(encoder.#method(&self.#name)),
         (Some(method), _) => quote!(encoder.#method(self.#name)),
         (None, _) => quote!(self.#name.encode(encoder)),
     }

@@ -14,6 +14,7 @@ use super::Registry;
 use crate::abi;
 use crate::error::Error;
 use crate::layout::{Layout, Marks, OLDEST_VERSION, Version};
+use crate::names::{NameFunctions, NameOf, Names};
 use crate::ops::{OpName, OpTable};
 
 /// The function that gives the registration of a backend built for dynamic loading.
@@ -46,7 +47,7 @@ pub(super) struct Loaded {
     pub(super) layout: Layout,
     pub(super) reg: NonNull<abi::Reg>,
     pub(super) buffer_free: BufferFreeFn,
-    pub(super) ops: OpTable,
+    pub(super) names: Names,
     log_set: LogSetFn,
 }
 
@@ -102,13 +103,21 @@ impl GgmlLibrary {
         // SAFETY: the function of this name has had this type in every supported version.
         let buffer_free = unsafe { file.function::<BufferFreeFn>("ggml_backend_buffer_free")? };
         // SAFETY: as above; and it is ggml's own list of operations.
-        let ops = unsafe { OpTable::read(file.function::<OpName>("ggml_op_name")?)? };
+        let names = unsafe {
+            let functions = NameFunctions {
+                unary: file.function::<NameOf>("ggml_unary_op_name")?,
+                glu: file.function::<NameOf>("ggml_glu_op_name")?,
+                types: file.function::<NameOf>("ggml_type_name")?,
+            };
+            let ops = OpTable::read(file.function::<OpName>("ggml_op_name")?)?;
+            Names::read(layout.version(), ops, functions)
+        };
         // SAFETY: as above.
         let log_set = unsafe { file.function::<LogSetFn>("ggml_log_set")? };
         let reg = file.registration(reg_symbol, &layout)?;
         Ok(Self {
             path: path.to_owned(),
-            loaded: Arc::new(Loaded { layout, reg, buffer_free, ops, log_set }),
+            loaded: Arc::new(Loaded { layout, reg, buffer_free, names, log_set }),
         })
     }
 
@@ -135,7 +144,12 @@ impl GgmlLibrary {
 
     /// Its operations.
     pub fn ops(&self) -> &OpTable {
-        &self.loaded.ops
+        &self.loaded.names.ops
+    }
+
+    /// What its numbers mean.
+    pub fn names(&self) -> &Names {
+        &self.loaded.names
     }
 
     /// Its registration.

@@ -5,17 +5,22 @@ use super::log;
 use super::throttle::Throttle;
 use crate::cache::Cache;
 use crate::host_device::HostDevice;
+use crate::numbers::{HostHints, Numbers, OwnNumbers};
 use crate::session::{Session, SessionError};
 use apir_protocol::messages::DeviceGetMemoryRequest;
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+/// Characters of the host's version that are shown.
+const MAX_VERSION: usize = 32;
+
 /// A session and what depends on it. It lives as long as the process, since ggml's objects may outlive everything.
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) session: Session,
     pub(super) host: HostDevice,
+    pub(super) numbers: Numbers,
     pub(super) supported: Cache<bool>,
     pub(super) alloc_sizes: Cache<u64>,
     pub(super) told_unmapped: AtomicBool,
@@ -47,13 +52,25 @@ impl Silent {
 }
 
 impl Attachment {
-    /// Asks the host of an open session about its device.
-    pub(super) fn new(session: Session) -> Result<Self, SessionError> {
+    /// Asks the host of an open session about its device and its numbers.
+    pub(super) fn new(session: Session, own: &OwnNumbers) -> Result<Self, SessionError> {
+        let version = own.names.version;
+        // A host may keep its device from a guest that does not ask for the names.
+        let told = session.ask_names(&version.to_string())?;
         let host = HostDevice::ask(&session)?;
+        let hints = HostHints { ours: session.host_is_ours(), tells_mmap_support: host.tells_mmap_support };
+        let numbers = own.agree(told.as_ref(), hints)?;
+        if let (Numbers::Mapped(_), Some(told)) = (&numbers, &told) {
+            let theirs: String = told.version.chars().filter(|c| !c.is_control()).take(MAX_VERSION).collect();
+            log::info(format_args!(
+                "the host has ggml {theirs}, this program {version}: operations are matched by name"
+            ));
+        }
         Ok(Self {
             memory: Mutex::new(host.memory),
             session,
             host,
+            numbers,
             supported: Cache::new(),
             alloc_sizes: Cache::new(),
             told_unmapped: AtomicBool::new(false),

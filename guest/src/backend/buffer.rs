@@ -4,7 +4,7 @@ use super::attachment::{Attachment, Silent};
 use super::device::Device;
 use super::{guard, log};
 use crate::link::{Blob, LinkError};
-use crate::record::{Place, RecordError, name, record};
+use crate::record::{Place, RecordError, data_record, name};
 use crate::session::SessionError;
 use apir_ggml::process::GgmlBase;
 use apir_ggml::{ExtentError, TensorRef, abi};
@@ -210,7 +210,7 @@ impl Buffer {
         match &self.blob {
             Some(blob) => self.shared(blob)?.write(at, bytes)?,
             None => {
-                let record = record(tensor, self.place(tensor)?)?;
+                let record = data_record(tensor, self.place(tensor)?, &self.attachment.numbers)?;
                 self.attachment.session.set_tensor(self.handle, &record, offset as u64, bytes)?;
             }
         }
@@ -225,7 +225,7 @@ impl Buffer {
                 self.attachment.session.check()?;
             }
             None => {
-                let record = record(tensor, self.place(tensor)?)?;
+                let record = data_record(tensor, self.place(tensor)?, &self.attachment.numbers)?;
                 self.attachment.session.get_tensor(self.handle, &record, offset as u64, out)?;
             }
         }
@@ -283,8 +283,8 @@ impl Buffer {
         }
         let request = BufferCpyTensorRequest {
             buffer: self.handle,
-            source: record(source, from.place(source)?)?,
-            destination: record(target, self.place(target)?)?,
+            source: data_record(source, from.place(source)?, &self.attachment.numbers)?,
+            destination: data_record(target, self.place(target)?, &self.attachment.numbers)?,
         };
         Ok(self.attachment.session.buffer_cpy_tensor(&request)?.copied)
     }

@@ -44,6 +44,7 @@ impl Stream {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let written = writer.write(
             graph,
+            &attachment.numbers,
             |node| self.device.is_view(node),
             |tensor| self.device.locate(attachment, tensor),
         );

@@ -6,6 +6,7 @@ use super::lost::OnLost;
 use super::ops::{OpClass, Ops};
 use super::{buffer, buffer_type, compute, guard, log};
 use crate::link::Process;
+use crate::numbers::OwnNumbers;
 use crate::record::{Place, RecordError, content_key, fits_records, inline, name};
 use crate::session::{Session, SessionError};
 use apir_ggml::layout::BufferTypeBox;
@@ -36,6 +37,7 @@ pub(super) struct Device {
     description: CString,
     kind: DeviceType,
     ops: Ops,
+    own: OwnNumbers,
     opener: Opener,
     /// The last process's that used the device; never null and never freed.
     attachment: AtomicPtr<Attachment>,
@@ -77,11 +79,11 @@ impl Device {
         opener: Opener,
         layout: Layout,
         maker: BufferMaker,
-        ops: Ops,
+        own: OwnNumbers,
         on_lost: OnLost,
         registry: *mut abi::Reg,
     ) -> Result<&'static Self, SessionError> {
-        let attachment = Attachment::new((opener.0)()?)?;
+        let attachment = Attachment::new((opener.0)()?, &own)?;
         let host = &attachment.host;
         let device: &'static Self = Box::leak(Box::new(Self {
             name: text(&format!("{PREFIX}{}", host.name)),
@@ -91,7 +93,8 @@ impl Device {
             layout,
             maker,
             on_lost,
-            ops,
+            ops: Ops::new(&own.names.ops),
+            own,
             opener,
             attachment: AtomicPtr::new(Box::into_raw(Box::new(attachment))),
             refused: AtomicU64::new(0),
@@ -130,7 +133,7 @@ impl Device {
         if known.session.is_ours() || self.refused.load(Ordering::Relaxed) == here {
             return known;
         }
-        match (self.opener.0)().and_then(Attachment::new) {
+        match (self.opener.0)().and_then(|session| Attachment::new(session, &self.own)) {
             Ok(fresh) => self.attach(known, fresh),
             Err(error) => {
                 self.refused.store(here, Ordering::Relaxed);
@@ -200,7 +203,8 @@ impl Device {
             return true;
         }
         let answer = attachment.supported.get_or_ask(content_key(node), || {
-            match attachment.session.device_supports_op(&DeviceSupportsOpRequest { node: inline(node) }) {
+            let Ok(node) = inline(node, &attachment.numbers) else { return Ok(false) };
+            match attachment.session.device_supports_op(&DeviceSupportsOpRequest { node }) {
                 Ok(reply) => Ok(reply.supported),
                 // A node that the host will not look at is one it will not compute.
                 Err(SessionError::Refused { .. }) => Ok(false),
@@ -229,7 +233,9 @@ impl Device {
         }
         let answer = attachment.alloc_sizes.get_or_ask(content_key(tensor), || {
             let buffer_type = attachment.host.buffer_type;
-            let request = BufferTypeGetAllocSizeRequest { buffer_type, tensor: inline(tensor) };
+            // What the host does not have is never computed there.
+            let Ok(tensor) = inline(tensor, &attachment.numbers) else { return Ok(local) };
+            let request = BufferTypeGetAllocSizeRequest { buffer_type, tensor };
             attachment.session.buffer_type_get_alloc_size(&request).map(|reply| reply.size)
         });
         match answer {

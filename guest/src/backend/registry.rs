@@ -4,9 +4,9 @@ use super::attachment::Attachment;
 use super::buffer::BufferMaker;
 use super::device::{Device, Opener};
 use super::lost::{OnLost, OnLostError};
-use super::ops::Ops;
 use super::{guard, log};
 use crate::link::Process;
+use crate::numbers::OwnNumbers;
 use crate::session::{Session, SessionError};
 use crate::stats;
 use apir_ggml::abi;
@@ -152,9 +152,9 @@ fn start(base: GgmlBase, reg: *mut abi::Reg) -> Result<&'static Device, StartErr
         return Err(StartError::Twice(file));
     }
     let on_lost = OnLost::from_environment()?;
-    let ops = Ops::new(&base.ops()?);
+    let own = OwnNumbers::from_environment(base.names()?);
     let opener = Opener::new(Session::connect);
-    let device = Device::make(opener, *base.layout(), BufferMaker::Ggml(base), ops, on_lost, reg)?;
+    let device = Device::make(opener, *base.layout(), BufferMaker::Ggml(base), own, on_lost, reg)?;
     let host_version = device.attached().session.host_version();
     if host_version != (PROTOCOL_MAJOR, PROTOCOL_MINOR) {
         let (major, minor) = host_version;

@@ -3,6 +3,7 @@
 
 use super::TIMEOUT_VARIABLE;
 use crate::link::{LinkError, Process};
+use crate::numbers::SAME_GGML_VARIABLE;
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{Command, ForwardCode, InitializeCode, LoadLibraryCode, PluginCode};
 use apir_protocol::constants::{HANDSHAKE_MAGIC, INITIALIZE_BASE, LOAD_LIBRARY_BASE};
@@ -69,13 +70,33 @@ pub enum SessionError {
         code: u32,
     },
     /// The handler refused the command or failed.
-    #[error("{}: the host refused the command or failed (code {code}); its output says why", command.name())]
+    #[error(
+        "{}: the host refused the command or failed (code {code}){}",
+        command.name(),
+        reason.as_ref().map_or_else(|| "; its output says why".to_owned(), |reason| format!(": {reason}"))
+    )]
     Refused {
         /// The command.
         command: Command,
         /// The handler's code, not 0.
         code: u32,
+        /// Why, from a host that tells.
+        reason: Option<String>,
     },
+    /// The host's numbers for operations are not known.
+    #[error(
+        "the host does not tell how its ggml, {host}, numbers operations, and ggml {guest} here may number them otherwise: \
+         give the host apir's plugin of this release, or set {SAME_GGML_VARIABLE}=1 where both are the same release"
+    )]
+    OtherGgml {
+        /// What is known of the host's ggml.
+        host: &'static str,
+        /// The version of the guest's.
+        guest: String,
+    },
+    /// The host's lists of names are none.
+    #[error("the host's list of {0} is not one of ggml's")]
+    Names(&'static str),
     /// The host offers no device.
     #[error("the host offers no device (it counts {count}); give it a ggml library with one")]
     NoDevice {

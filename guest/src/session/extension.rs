@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{Session, SessionError};
-use apir_protocol::constants::FEATURE_LIVENESS;
-use apir_protocol::messages::{HelloRequest, LivenessRequest};
+use apir_protocol::constants::{FEATURE_LIVENESS, FEATURE_NAMES, FEATURE_REASONS};
+use apir_protocol::messages::{HelloRequest, LivenessRequest, NamesReply, NamesRequest};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What this guest can use.
-const FEATURES: u64 = FEATURE_LIVENESS;
+const FEATURES: u64 = FEATURE_LIVENESS | FEATURE_NAMES | FEATURE_REASONS;
 /// The silence after which a host is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Changes of the word that may be missed before that, however short a silence is asked for.
@@ -25,11 +25,36 @@ impl Session {
             self.try_call_on(&mut channel, &request)
         });
         match hello {
-            Ok(reply) if reply.features & FEATURE_LIVENESS != 0 => self.watch_host(),
+            Ok(reply) => {
+                self.features = Some(reply.features);
+                if self.has(FEATURE_LIVENESS) { self.watch_host() } else { Ok(()) }
+            }
             // Upstream's hosts know no such command.
-            Ok(_) | Err(SessionError::Refused { .. } | SessionError::Transport { .. }) => Ok(()),
+            Err(SessionError::Refused { .. } | SessionError::Transport { .. }) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether both sides have a feature.
+    pub(super) fn has(&self, feature: u64) -> bool {
+        self.features.unwrap_or(0) & feature != 0
+    }
+
+    /// Whether the host is one of this project.
+    pub(crate) fn host_is_ours(&self) -> bool {
+        self.features.is_some()
+    }
+
+    /// Asks what numbers mean on the host, and says that the guest, whose ggml this is, writes the host's. None for a host that
+    /// does not tell.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub(crate) fn ask_names(&self, version: &str) -> Result<Option<NamesReply>, SessionError> {
+        if !self.has(FEATURE_NAMES) {
+            return Ok(None);
+        }
+        self.call(&NamesRequest { version: version.to_owned() }).map(Some)
     }
 
     /// Has the host count up a word, and ends waits once it stands still.

@@ -25,6 +25,10 @@ pub(crate) struct Script {
     pub(crate) load: u32,
     /// Features beyond upstream's commands; without any the host knows upstream's alone.
     pub(crate) features: u64,
+    /// What its numbers mean.
+    pub(crate) names: Option<NamesReply>,
+    /// Why it refuses commands.
+    pub(crate) reason: Option<String>,
     /// The host is gone.
     pub(crate) gone: bool,
     /// The host is there and answers nothing.
@@ -70,6 +74,8 @@ impl Default for Script {
             handshake: HANDSHAKE_MAGIC,
             load: 0,
             features: 0,
+            names: None,
+            reason: None,
             gone: false,
             silent: false,
             rubbish: None,
@@ -196,6 +202,9 @@ impl Script {
                 }
                 self.seen.push(number);
                 let refused = self.refused.get(&number).copied();
+                if let (Some(_), Some(reason)) = (refused, &self.reason) {
+                    encoder.string(reason).unwrap();
+                }
                 refused
                     .unwrap_or_else(|| {
                         self.handle(number, &mut Decoder::new(&command[HEADER_SIZE..]), &mut encoder)
@@ -219,6 +228,10 @@ impl Script {
             Command::Hello => {
                 let asked: HelloRequest = request(arguments);
                 HelloReply { features: asked.features & self.features }.encode(out)
+            }
+            Command::Names => {
+                let _asked: NamesRequest = request(arguments);
+                self.names.clone().unwrap_or_default().encode(out)
             }
             Command::Liveness => {
                 let asked: LivenessRequest = request(arguments);

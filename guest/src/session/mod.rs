@@ -12,11 +12,11 @@ mod transfer;
 pub use error::{LoadFailure, SessionError};
 
 use crate::link::{self, Blob, Link, LinkError, Process, Route, wait};
-use apir_protocol::codec::{DecodeError, Decoder, Encoder};
+use apir_protocol::codec::{DecodeError, Decoder, EncodeError, Encoder};
 use apir_protocol::command::{Command, CommandType};
 use apir_protocol::constants::{
-    COMMAND_CAPACITY, DATA_BLOB_SIZE, FORWARD_BASE, HANDSHAKE_MAGIC, PROTOCOL_MAJOR, PROTOCOL_MINOR,
-    REPLY_BLOB_SIZE,
+    COMMAND_CAPACITY, DATA_BLOB_SIZE, FEATURE_REASONS, FORWARD_BASE, HANDSHAKE_MAGIC, PROTOCOL_MAJOR,
+    PROTOCOL_MINOR, REASON_BYTES, REPLY_BLOB_SIZE,
 };
 use apir_protocol::header::{CommandHeader, HEADER_SIZE};
 use apir_protocol::messages::{DeviceGetPropsReply, DeviceGetPropsRequest};
@@ -35,6 +35,8 @@ pub const TIMEOUT_VARIABLE: &str = "APIR_TIMEOUT_MS";
 const NOTIFICATION_SIZE: usize = 4;
 /// Bytes of a reply that are read at first: all but texts are shorter.
 const SHORT_REPLY: usize = 256;
+/// What the bytes of a reply are that a host does not write.
+const UNANSWERED: u8 = 0xff;
 const WHOLE_REPLY: usize = REPLY_BLOB_SIZE as usize - NOTIFICATION_SIZE;
 
 /// One context on a host, with its plugin loaded. May be used from several threads; commands take turns.
@@ -50,7 +52,18 @@ pub struct Session {
     lost: OnceLock<String>,
     counters: Counters,
     host_version: OnceLock<(u32, u32)>,
+    /// What both sides have beyond upstream's commands; none with a host that is not of this project.
+    features: Option<u64>,
     deadline: Option<Duration>,
+}
+
+/// What a device can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// The host's answer.
+    pub reply: DeviceGetPropsReply,
+    /// Whether `mmap_support` was answered, as it is since ggml 0.19.
+    pub tells_mmap_support: bool,
 }
 
 /// What only one command at a time may use.
@@ -134,6 +147,7 @@ impl Session {
             lost: OnceLock::new(),
             counters: Counters::default(),
             host_version: OnceLock::new(),
+            features: None,
             deadline: None,
         };
         session.handshake()?;
@@ -197,11 +211,14 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::call`].
-    pub fn properties(&self) -> Result<DeviceGetPropsReply, SessionError> {
+    pub fn properties(&self) -> Result<Properties, SessionError> {
         let mut channel = self.channel()?;
         // What the host does not write reads as true, not as the rest of an older reply.
-        channel.reply.write(NOTIFICATION_SIZE, &[0xff; 20])?;
-        self.call_on(&mut channel, &DeviceGetPropsRequest {})
+        channel.reply.write(NOTIFICATION_SIZE, &[UNANSWERED; 20])?;
+        let reply = self.call_on(&mut channel, &DeviceGetPropsRequest {})?;
+        let mut last = [0; 4];
+        channel.reply.read(NOTIFICATION_SIZE + 16, &mut last)?;
+        Ok(Properties { reply, tells_mmap_support: last != [UNANSWERED; 4] })
     }
 
     fn handshake(&self) -> Result<(), SessionError> {
@@ -255,13 +272,20 @@ impl Session {
     /// As [`Session::call_on`], for a command that the host may not even carry.
     fn try_call_on<R: Request>(&self, channel: &mut Channel, request: &R) -> Result<R::Reply, SessionError> {
         let command = R::COMMAND;
+        if self.has(FEATURE_REASONS) {
+            // A host that has no reason to tell leaves the page as it is.
+            channel.reply.write(NOTIFICATION_SIZE, &[0; 8])?;
+        }
         let answer =
             self.exchange(channel, CommandType::Forward, command.number(), self.deadline, |arguments| {
                 request.encode(arguments).map_err(|source| SessionError::Encode { command, source })
             })?;
         match answer.checked_sub(FORWARD_BASE) {
             Some(0) => {}
-            Some(code) => return Err(SessionError::Refused { command, code }),
+            Some(code) => {
+                let reason = self.has(FEATURE_REASONS).then(|| channel.reason()).flatten();
+                return Err(SessionError::Refused { command, code, reason });
+            }
             None => return Err(SessionError::Transport { command, code: answer }),
         }
         let (reply, taken) = channel.reply::<R::Reply>(command)?;
@@ -315,6 +339,19 @@ impl Session {
     }
 }
 
+/// The reply to a refused command.
+struct Reason(String);
+
+impl Wire for Reason {
+    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<(), EncodeError> {
+        encoder.string(&self.0)
+    }
+
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        decoder.string().map(Self)
+    }
+}
+
 fn deadline(setting: Option<String>) -> Result<Option<Duration>, SessionError> {
     match setting.filter(|setting| !setting.is_empty()) {
         None => Ok(None),
@@ -326,6 +363,16 @@ fn deadline(setting: Option<String>) -> Result<Option<Duration>, SessionError> {
 }
 
 impl Channel {
+    /// Why the host refuses a command, on one line of bounded length, if it says.
+    fn reason(&mut self) -> Option<String> {
+        let (text, _) = self.reply_within::<Reason>(SHORT_REPLY + REASON_BYTES as usize).ok()?.ok()?;
+        let mut text = text.0;
+        text.retain(|c| !c.is_control());
+        let end = (0..=text.len().min(REASON_BYTES as usize)).rev().find(|at| text.is_char_boundary(*at))?;
+        text.truncate(end);
+        (!text.is_empty()).then_some(text)
+    }
+
     /// Reads the reply and says how many bytes it took. What is decoded is a private copy: the host may write on.
     fn reply<T: Wire>(&mut self, command: Command) -> Result<(T, usize), SessionError> {
         match self.reply_within(SHORT_REPLY)? {

@@ -2,6 +2,7 @@ use super::fake::{FakeLink, Host};
 use super::*;
 use crate::link::Pulse;
 use apir_protocol::command::InitializeCode;
+use apir_protocol::constants::FEATURE_LIVENESS;
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::handle::BufferTypeHandle;
 use apir_protocol::messages::{
@@ -93,8 +94,32 @@ fn an_unanswered_property_is_true_and_an_answered_one_counts() {
         // Leaves zeros in the page.
         session.device_get_description(&DeviceGetDescriptionRequest {}).unwrap();
         let properties = session.properties().unwrap();
-        assert_eq!(properties.mmap_support, read);
-        assert!(!properties.async_ && !properties.events);
+        assert_eq!((properties.reply.mmap_support, properties.tells_mmap_support), (read, answer.is_some()));
+        assert!(!properties.reply.async_ && !properties.reply.events);
+    }
+}
+
+#[test]
+fn e6_a_refusal_says_why_on_one_bounded_line() {
+    let refused = |features: u64, reason: Option<&str>| {
+        let (link, host) = FakeLink::new();
+        host.0.lock().unwrap().features = features;
+        let session = Session::open(link).unwrap();
+        {
+            let mut script = host.0.lock().unwrap();
+            script.refused.insert(Command::DeviceGetType, 1);
+            script.reason = reason.map(str::to_owned);
+        }
+        // Leaves a text in the page, which is no reason.
+        session.device_get_name(&DeviceGetNameRequest {}).unwrap();
+        session.device_get_type(&DeviceGetTypeRequest {}).unwrap_err().to_string()
+    };
+    let said = refused(FEATURE_REASONS, Some("node 3: ADD breaks the rule: a\nb"));
+    assert!(said.ends_with("(code 1): node 3: ADD breaks the rule: ab"), "{said}");
+    let cut = refused(FEATURE_REASONS, Some(&"é".repeat(130)));
+    assert!(cut.ends_with(&format!("(code 1): {}", "é".repeat(128))), "{cut}");
+    for (features, reason) in [(FEATURE_REASONS, None), (FEATURE_LIVENESS, Some("why"))] {
+        assert!(refused(features, reason).ends_with("(code 1); its output says why"));
     }
 }
 
@@ -103,7 +128,10 @@ fn refusals_name_the_command_and_the_session_goes_on() {
     let (session, host) = open();
     host.0.lock().unwrap().refused.insert(Command::DeviceGetType, 6);
     let error = session.device_get_type(&DeviceGetTypeRequest {}).unwrap_err();
-    assert!(matches!(error, SessionError::Refused { command: Command::DeviceGetType, code: 6 }));
+    assert!(matches!(
+        error,
+        SessionError::Refused { command: Command::DeviceGetType, code: 6, reason: None }
+    ));
     assert!(error.to_string().contains("device_get_type"), "{error}");
     session.device_get_count(&DeviceGetCountRequest {}).unwrap();
 }

@@ -10,27 +10,27 @@ use crate::error::CommandError;
 use crate::generated::Handlers;
 use crate::liveness::{Heart, INTERVAL};
 use crate::memory::{HostBuffer, SharedWord};
-use apir_protocol::constants::FEATURE_LIVENESS;
+use apir_ggml::{Names, Version};
+use apir_protocol::constants::{FEATURE_LIVENESS, FEATURE_NAMES, FEATURE_REASONS};
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::messages::*;
 
 /// What this host offers beyond upstream's commands.
-const FEATURES: u64 = FEATURE_LIVENESS;
+const FEATURES: u64 = FEATURE_LIVENESS | FEATURE_NAMES | FEATURE_REASONS;
 
 impl Handlers for Context {
     fn device_get_device_count(
         &mut self,
         _request: DeviceGetDeviceCountRequest,
     ) -> Result<DeviceGetDeviceCountReply, CommandError> {
-        // The wire names no device: however many the library has, a guest reaches the first.
-        Ok(DeviceGetDeviceCountReply { count: 1 })
+        Ok(DeviceGetDeviceCountReply { count: self.device_count()? })
     }
 
     fn device_get_count(
         &mut self,
         _request: DeviceGetCountRequest,
     ) -> Result<DeviceGetCountReply, CommandError> {
-        Ok(DeviceGetCountReply { count: 1 })
+        Ok(DeviceGetCountReply { count: self.device_count()? })
     }
 
     fn device_get_name(
@@ -222,7 +222,25 @@ impl Handlers for Context {
     }
 
     fn hello(&mut self, request: HelloRequest) -> Result<HelloReply, CommandError> {
-        Ok(HelloReply { features: request.features & FEATURES })
+        let features = request.features & FEATURES;
+        self.tells_reasons = features & FEATURE_REASONS != 0;
+        Ok(HelloReply { features })
+    }
+
+    fn names(&mut self, request: NamesRequest) -> Result<NamesReply, CommandError> {
+        let Names { version, ops, unary, glu, types } = &self.names;
+        // A version is short; what else a guest may send here stays out of the log.
+        if let Ok(theirs) = request.version.parse::<Version>() {
+            tracing::debug!("context {}: the guest has ggml {theirs}, the host {version}", self.id);
+        }
+        self.same_numbers = true;
+        Ok(NamesReply {
+            version: version.to_string(),
+            ops: ops.names().to_vec(),
+            unary: unary.clone(),
+            glu: glu.clone(),
+            types: types.clone(),
+        })
     }
 
     fn liveness(&mut self, request: LivenessRequest) -> Result<LivenessReply, CommandError> {
@@ -233,5 +251,16 @@ impl Handlers for Context {
         let word = at.and_then(|at| SharedWord::new(mapping, at)).ok_or(CommandError::Unaligned(offset))?;
         self.heart = Some(Heart::start(word, self.activity.clone(), self.limits.command_time)?);
         Ok(LivenessReply { interval_ms: u32::try_from(INTERVAL.as_millis()).unwrap_or(u32::MAX) })
+    }
+}
+
+impl Context {
+    /// The wire names no device: however many the library has, a guest reaches the first. A guest is given none when its
+    /// numbers would mean other operations here.
+    fn device_count(&self) -> Result<i32, CommandError> {
+        match self.same_numbers {
+            true => Ok(1),
+            false => Err(CommandError::OtherNumbers(self.names.version)),
+        }
     }
 }

@@ -88,6 +88,12 @@ impl<'a> Node<'a> {
         i64::from(self.d.op_params().get(word).copied().unwrap_or(0))
     }
 
+    /// Which map of UNARY or unit of GLU it is, as the rules number them; -1 for one that they do not know.
+    #[must_use]
+    pub fn variant(&self) -> i64 {
+        self.d.variant()
+    }
+
     /// A parameter as a float.
     #[must_use]
     pub fn f(&self, word: usize) -> f32 {

@@ -9,7 +9,7 @@ use super::node::{Node, Target};
 use super::ops;
 use super::tensor::CheckedTensor;
 use super::work::{Tasks, Work};
-use apir_ggml::{OpKind, OpTable, TypeInfo, Version};
+use apir_ggml::{Names, OpKind, OpTable, TypeInfo, Version};
 use apir_protocol::tensor::{MAX_SOURCES, PARAM_WORDS};
 
 /// What C ints of CPU kernels hold is below this.
@@ -379,6 +379,8 @@ fn over(node: &Node<'_>, slot: usize) -> Checked {
 #[derive(Debug)]
 pub struct RuleBook {
     entries: Vec<Entry>,
+    /// The operations that have variants, and the rules' number of each variant.
+    variants: [(Option<u32>, Vec<i64>); 2],
     target: Target,
 }
 
@@ -392,16 +394,38 @@ struct Entry {
 impl RuleBook {
     /// Rules for a library of this version with these operations, on a device that is a CPU or not.
     #[must_use]
-    pub fn new(ops: &OpTable, version: Version, cpu: bool, threads: usize) -> Self {
+    pub fn new(table: &OpTable, version: Version, cpu: bool, threads: usize) -> Self {
         let entry = |op: u32| {
-            let name = ops.name(op).unwrap_or_default();
-            let kind = ops.kind(op).unwrap_or(OpKind::Callback);
+            let name = table.name(op).unwrap_or_default();
+            let kind = table.kind(op).unwrap_or(OpKind::Callback);
             Entry { name: name.to_owned(), kind, rule: ops::find(name) }
         };
+        let usual = |op, names: &[&str]| (table.number(op), (0..).take(names.len()).collect());
         Self {
-            entries: (0..ops.count()).map(entry).collect(),
+            entries: (0..table.count()).map(entry).collect(),
+            variants: [usual("UNARY", ops::unary::UNARY), usual("GLU", ops::glu::GLU)],
             target: Target { cpu, version, threads: threads.max(1) as u64 },
         }
+    }
+
+    /// Takes the variants of operations by the names that this ggml gives them.
+    #[must_use]
+    pub fn with_variants(mut self, names: &Names) -> Self {
+        let lists = [(&names.unary, ops::unary::UNARY), (&names.glu, ops::glu::GLU)];
+        for ((_, numbers), (theirs, ours)) in self.variants.iter_mut().zip(lists) {
+            let number =
+                |name: &String| ours.iter().position(|known| known == name).map_or(-1, |at| at as i64);
+            *numbers = theirs.iter().map(number).collect();
+        }
+        self
+    }
+
+    /// The rules' number of the variant that a first parameter names; -1 for one that they do not know, or without variants.
+    #[must_use]
+    pub fn variant(&self, op: u32, param: i32) -> i64 {
+        let numbers = self.variants.iter().find(|(known, _)| *known == Some(op)).map(|(_, numbers)| numbers);
+        let at = usize::try_from(param).ok();
+        numbers.zip(at).and_then(|(numbers, at)| numbers.get(at).copied()).unwrap_or(-1)
     }
 
     /// The element type of a number, if this ggml has it.

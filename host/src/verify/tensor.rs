@@ -40,6 +40,7 @@ pub struct CheckedTensor {
     extent: u64,
     op: u32,
     op_params: [i32; PARAM_WORDS],
+    variant: i64,
     flags: i32,
     name: [u8; NAME_SIZE],
     view_offs: u64,
@@ -130,6 +131,7 @@ impl CheckedTensor {
             extent,
             op: raw.op,
             op_params: raw.op_params,
+            variant: rules.variant(raw.op, raw.op_params[0]),
             flags: raw.flags & KNOWN_FLAGS,
             name: raw.name,
             view_offs: raw.view_offs,
@@ -179,6 +181,13 @@ impl CheckedTensor {
     #[must_use]
     pub fn op_params(&self) -> [i32; PARAM_WORDS] {
         self.op_params
+    }
+
+    /// Which of the rules' maps or units the node is, whatever number this ggml gives it; -1 for one that no rule knows, and
+    /// for other operations.
+    #[must_use]
+    pub fn variant(&self) -> i64 {
+        self.variant
     }
 
     /// Replaces the parameters.

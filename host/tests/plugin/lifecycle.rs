@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use apir_protocol::command::Command;
+use apir_protocol::constants::FEATURE_LIVENESS;
 use apir_protocol::graph::{encode_graph, graph_size};
 use apir_protocol::messages::*;
 use apir_protocol::tensor::{InlineTensor, RawTensor};
@@ -63,7 +64,8 @@ fn every_request(guest: &mut Guest) -> Vec<(Command, Vec<u8>)> {
                 let size = graph.len() as u64;
                 Guest::encode(&BackendGraphComputeRequest { res_id: guest.blob(&graph), size })
             }
-            Command::Hello => Guest::encode(&HelloRequest { features: u64::MAX }),
+            Command::Hello => Guest::encode(&HelloRequest { features: FEATURE_LIVENESS }),
+            Command::Names => Guest::encode(&NamesRequest { version: "0.13.1".to_owned() }),
             Command::Liveness => Guest::encode(&LivenessRequest { res_id, offset: 4 }),
         };
         requests.push((*command, bytes));

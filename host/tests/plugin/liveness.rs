@@ -1,7 +1,7 @@
 //! The word that tells a guest that its host lives: row T20 of the cases, and S18 for its blob.
 
 use crate::harness::*;
-use apir_protocol::constants::FEATURE_LIVENESS;
+use apir_protocol::constants::{FEATURE_LIVENESS, FEATURE_NAMES, FEATURE_REASONS};
 use apir_protocol::messages::*;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,8 @@ fn next_beat(guest: &Guest, res_id: u32, offset: usize, last: u32, limit: Durati
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn hello_answers_what_both_sides_have() {
     let guest = Guest::start();
-    for (offered, shared) in [(u64::MAX, FEATURE_LIVENESS), (FEATURE_LIVENESS, FEATURE_LIVENESS), (2, 0)] {
+    let all = FEATURE_LIVENESS | FEATURE_NAMES | FEATURE_REASONS;
+    for (offered, shared) in [(u64::MAX, all), (FEATURE_LIVENESS, FEATURE_LIVENESS), (1 << 40, 0)] {
         assert_eq!(guest.call(&HelloRequest { features: offered }).features, shared);
     }
 }

@@ -15,5 +15,6 @@ mod kernels;
 mod lifecycle;
 mod limits;
 mod liveness;
+mod refusals;
 mod scene;
 mod transfers;

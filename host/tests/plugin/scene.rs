@@ -33,10 +33,21 @@ impl Guest {
         match self.raw(R::COMMAND.number(), &Self::encode(request)) {
             (0, reply) => Ok(R::Reply::decode(&mut Decoder::new(&reply)).unwrap()),
             (code, reply) => {
-                assert!(reply.is_empty(), "a refusal has no reply");
+                assert!(
+                    reply.is_empty() || !Self::reason(&reply).is_empty(),
+                    "a refusal has no reply but its reason"
+                );
                 Err(code)
             }
         }
+    }
+
+    /// What a refusal's reply says.
+    pub(crate) fn reason(reply: &[u8]) -> String {
+        let mut decoder = Decoder::new(reply);
+        let reason = decoder.string().unwrap();
+        assert!(decoder.left() == 0 && reason.len() <= 256);
+        reason
     }
 
     pub(crate) fn call<R: Request + std::fmt::Debug>(&self, request: &R) -> R::Reply {

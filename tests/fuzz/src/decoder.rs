@@ -38,6 +38,7 @@ pub fn run(input: &[u8]) {
         Command::BackendGraphCompute => both::<BackendGraphComputeRequest>(bytes),
         Command::Hello => both::<HelloRequest>(bytes),
         Command::Liveness => both::<LivenessRequest>(bytes),
+        Command::Names => both::<NamesRequest>(bytes),
     }
 }
 

@@ -79,6 +79,7 @@ pub enum Call {
     Compute(Blob, Size),
     Hello(u64),
     Liveness(Blob, Size),
+    Names,
 }
 
 /// A handle that a guest sends.

@@ -1,6 +1,9 @@
 use super::*;
 use crate::backend::log::captured;
 use apir_protocol::command::Command;
+use apir_protocol::constants::FEATURE_NAMES;
+use apir_protocol::graph::GraphReader;
+use apir_protocol::messages::NamesReply;
 use std::ffi::CStr;
 
 fn asked(host: &Host, command: Command) -> usize {
@@ -145,4 +148,49 @@ fn a_lost_host_leaves_the_last_known_memory_and_one_line() {
     let lines = captured::take();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("host is gone"), "{lines:?}");
+}
+
+#[test]
+fn t27_records_and_questions_have_the_host_s_numbers() {
+    let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let (device, host) = device(|script| {
+        script.features = FEATURE_NAMES;
+        script.names = Some(NamesReply {
+            version: "0.99.0".to_owned(),
+            ops: list(&["NONE", "NEW", "ADD", "VIEW", "GLU"]),
+            unary: list(&["ABS"]),
+            glu: list(&["NEW", "GEGLU"]),
+            types: list(&["new", "f32", "f16"]),
+        });
+    });
+    let buffer = Held::new(device, 1024).unwrap();
+    let mut leaf = abi::Tensor { op: MUL_MAT, ..tensor(F32, [8, 1, 1, 1]) };
+    buffer.place(&mut leaf, 0);
+    let mut sum = abi::Tensor { op: ADD, flags: 16, ..tensor(F32, [8, 1, 1, 1]) };
+    sum.src[..2].fill(&raw mut leaf);
+    buffer.place(&mut sum, 64);
+    let mut unit = abi::Tensor { op: GLU, flags: 16, ..tensor(F32, [8, 1, 1, 1]) };
+    unit.op_params[0] = 1;
+    unit.src[0] = &raw mut sum;
+    buffer.place(&mut unit, 128);
+    // What made a source is not asked about and does not travel: it need not be known on the host.
+    assert!(supports(device, &sum) && supports(device, &unit));
+    assert_eq!(compute(device, &mut [&raw mut sum, &raw mut unit]), 0);
+    let graph = host.0.lock().unwrap().graph.clone();
+    let tensors = GraphReader::parse(&graph).unwrap().tensors();
+    let found: Vec<_> = tensors.map(|record| (record.op, record.type_, record.op_params[0])).collect();
+    assert_eq!(found, [(0, 1, 0), (2, 1, 0), (4, 1, 1)]);
+
+    let before = asked(&host, Command::DeviceSupportsOp);
+    let product = abi::Tensor { op: MUL_MAT, src: sum.src, ..tensor(F32, [8, 1, 1, 1]) };
+    let mut other_unit = abi::Tensor { op: GLU, src: unit.src, ..tensor(F32, [8, 1, 1, 1]) };
+    other_unit.op_params[0] = 0;
+    let quantized = abi::Tensor { op: ADD, src: sum.src, ..tensor(Q4_0, [32, 1, 1, 1]) };
+    for missing in [&product, &other_unit, &quantized] {
+        assert!(!supports(device, missing));
+    }
+    assert_eq!(asked(&host, Command::DeviceSupportsOp), before, "what the host lacks is not asked about");
+    let mut product = abi::Tensor { flags: 16, ..product };
+    buffer.place(&mut product, 256);
+    assert_ne!(compute(device, &mut [&raw mut product]), 0);
 }

@@ -8,12 +8,12 @@ mod graphs;
 use super::buffer::BufferMaker;
 use super::device::{Device, Opener};
 use super::lost::OnLost;
-use super::ops::Ops;
+use crate::numbers::OwnNumbers;
 use crate::session::fake::{FakeLink, Host, Script};
 use crate::session::{Session, SessionError};
 use apir_ggml::layout::{Marks, Version};
 use apir_ggml::ops::OpTable;
-use apir_ggml::{Layout, abi};
+use apir_ggml::{Layout, Names, abi};
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +22,7 @@ const ADD: u32 = 1;
 const MUL_MAT: u32 = 2;
 const VIEW: u32 = 3;
 const CUSTOM: u32 = 4;
+const GLU: u32 = 5;
 const F32: u32 = 0;
 const Q4_0: u32 = 2;
 
@@ -42,8 +43,20 @@ fn device_of(api: u32, prepare: impl FnOnce(&mut Script)) -> (&'static Device, A
 }
 
 fn device_over(api: u32, opener: Opener, on_lost: OnLost) -> &'static Device {
-    let ops = Ops::new(&OpTable::from_names(["NONE", "ADD", "MUL_MAT", "VIEW", "CUSTOM", "GLU"]));
-    Device::make(opener, layout(api), BufferMaker::Boxes, ops, on_lost, ptr::null_mut()).unwrap()
+    Device::make(opener, layout(api), BufferMaker::Boxes, own(), on_lost, ptr::null_mut()).unwrap()
+}
+
+/// What the numbers of these tests mean.
+fn own() -> OwnNumbers {
+    let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let names = Names {
+        version: Version { major: 0, minor: 26, patch: 0 },
+        ops: OpTable::from_names(["NONE", "ADD", "MUL_MAT", "VIEW", "CUSTOM", "GLU"]),
+        unary: list(&["ABS"]),
+        glu: list(&["REGLU", "GEGLU"]),
+        types: list(&["f32", "f16", "q4_0"]),
+    };
+    OwnNumbers { names, same_ggml: true }
 }
 
 /// Opens the link the first time; later, in forks, another host's.

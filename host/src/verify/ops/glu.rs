@@ -10,14 +10,18 @@ const SWIGLU_OAI: i64 = 3;
 /// With a limit.
 const SWIGLU_CLAMP: i64 = 6;
 
+/// The units by number, as every release so far has them.
+pub const GLU: &[&str] =
+    &["REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP"];
+
 pub const RULES: &[OpRule] = &[OpRule {
     name: "GLU",
     sources: &[need("a"), may("gate")],
     params: &["unit", "swapped", "alpha", "limit"],
     clauses: &[
-        must("the unit is 0 to 6", |n| (0..=SWIGLU_CLAMP).contains(&n.p(0))),
+        must("the unit is 0 to 6", |n| (0..=SWIGLU_CLAMP).contains(&n.variant())),
         must("swapped is 0 or 1", |n| matches!(n.p(1), 0 | 1)),
-        must("only SWIGLU_OAI and SWIGLU_CLAMP have a limit, the first also alpha", |n| match n.p(0) {
+        must("only SWIGLU_OAI and SWIGLU_CLAMP have a limit, the first also alpha", |n| match n.variant() {
             SWIGLU_OAI => true,
             SWIGLU_CLAMP => n.p(2) == 0,
             _ => n.p(2) == 0 && n.p(3) == 0,
@@ -25,7 +29,7 @@ pub const RULES: &[OpRule] = &[OpRule {
         must("the limit is not negative", |n| n.f(3) >= 0.0),
         must("a is a float type that the unit knows, and so are gate and result", |n| {
             let a = n.s(0).type_();
-            let known = match n.p(0) {
+            let known = match n.variant() {
                 SWIGLU_OAI => a == F32,
                 SWIGLU_CLAMP => a == F32 || a == F16,
                 _ => is_float(a),
@@ -43,7 +47,7 @@ pub const RULES: &[OpRule] = &[OpRule {
         }),
     ],
     since: &[
-        since(Version::new(0, 24, 0), "SWIGLU_CLAMP", |n| n.p(0) == SWIGLU_CLAMP),
+        since(Version::new(0, 24, 0), "SWIGLU_CLAMP", |n| n.variant() == SWIGLU_CLAMP),
         cpu_since(Version::new(0, 25, 1), "BF16", |n| n.t() == BF16),
     ],
     ..OpRule::BLANK

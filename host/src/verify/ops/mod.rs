@@ -9,7 +9,7 @@ mod attention;
 mod conv;
 mod copy;
 mod fill;
-mod glu;
+pub(super) mod glu;
 mod image;
 mod matmul;
 mod norm;
@@ -21,7 +21,7 @@ mod rope;
 mod rows;
 mod sort;
 mod train;
-mod unary;
+pub(super) mod unary;
 mod view;
 
 use super::rules::OpRule;

@@ -23,13 +23,39 @@ fn maps(n: &Node<'_>) -> bool {
     is_float(n.s(0).type_()) && (n.t() == n.s(0).type_() || n.t() == F32)
 }
 
-/// Kernels that look at a's type only.
+/// The maps as the rules number them; [`UNARY`] names them. Kernels that look at a's type only.
 const GELU: i64 = 8;
 const GELU_QUICK: i64 = 9;
 const SILU: i64 = 10;
 const GELU_ERF: i64 = 16;
 /// The map with four parameters.
 const XIELU: i64 = 17;
+
+/// The maps by number, as every release so far has them. A release that numbers them otherwise is asked for their names.
+pub const UNARY: &[&str] = &[
+    "ABS",
+    "SGN",
+    "NEG",
+    "STEP",
+    "TANH",
+    "ELU",
+    "RELU",
+    "SIGMOID",
+    "GELU",
+    "GELU_QUICK",
+    "SILU",
+    "HARDSWISH",
+    "HARDSIGMOID",
+    "EXP",
+    "EXPM1",
+    "SOFTPLUS",
+    "GELU_ERF",
+    "XIELU",
+    "FLOOR",
+    "CEIL",
+    "ROUND",
+    "TRUNC",
+];
 
 const MAP: OpRule = OpRule {
     name: "",
@@ -51,25 +77,27 @@ pub const RULES: &[OpRule] = &[
         tasks: Tasks {
             what: "1; GELU, its variants, SILU and XIELU all threads",
             most: |n| {
-                if matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF | XIELU) { u64::MAX } else { 1 }
+                if matches!(n.variant(), GELU | GELU_QUICK | SILU | GELU_ERF | XIELU) { u64::MAX } else { 1 }
             },
         },
         params: &["map", "alpha n", "alpha p", "beta", "eps"],
         clauses: &[
-            must("map is 0 to 21", |n| (0..=21).contains(&n.p(0))),
-            must("only XIELU has more parameters", |n| n.p(0) == XIELU || n.d.op_params()[1..] == [0; 15]),
+            must("map is 0 to 21", |n| (0..=21).contains(&n.variant())),
+            must("only XIELU has more parameters", |n| {
+                n.variant() == XIELU || n.d.op_params()[1..] == [0; 15]
+            }),
             must("a is a float type, the result of the same or F32", maps),
             must("GELU, its variants and SILU keep a's type", |n| {
-                !matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF) || n.t() == n.s(0).type_()
+                !matches!(n.variant(), GELU | GELU_QUICK | SILU | GELU_ERF) || n.t() == n.s(0).type_()
             }),
             SHAPE_OF_A,
             PACKED,
             must("XIELU's rows are even", |n| {
-                n.p(0) != XIELU || n.s(0).has_even_rows() && n.d.has_even_rows()
+                n.variant() != XIELU || n.s(0).has_even_rows() && n.d.has_even_rows()
             }),
         ],
         since: &[cpu_since(Version::new(0, 25, 1), "BF16 in GELU, its variants or SILU", |n| {
-            n.t() == BF16 && matches!(n.p(0), GELU | GELU_QUICK | SILU | GELU_ERF)
+            n.t() == BF16 && matches!(n.variant(), GELU | GELU_QUICK | SILU | GELU_ERF)
         })],
         ..MAP
     },

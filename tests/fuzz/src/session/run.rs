@@ -303,6 +303,7 @@ impl Player {
                 bytes(&BackendGraphComputeRequest { res_id, size: amount(*size, len) })
             }
             Call::Hello(features) => bytes(&HelloRequest { features: *features }),
+            Call::Names => bytes(&NamesRequest { version: "0.13.1".to_owned() }),
             Call::Liveness(blob, offset) => {
                 let (res_id, len) = self.blob(*blob);
                 bytes(&LivenessRequest { res_id, offset: amount(*offset, len.saturating_sub(4)) })

@@ -131,6 +131,7 @@ impl Transcript {
                 Call::Free(self.handle(decode::<BufferFreeBufferRequest>(request)?.buffer))
             }
             Command::Hello => Call::Hello(decode::<HelloRequest>(request)?.features),
+            Command::Names => Call::Names,
             Command::Liveness => {
                 let asked = decode::<LivenessRequest>(request)?;
                 Call::Liveness(self.blob(asked.res_id, blob), Size::Raw(asked.offset))
