@@ -15,6 +15,7 @@ use crate::input::Input;
 use crate::mutate::spread;
 use crate::race::{Race, Value, Write};
 use crate::recorded::{ARCHIVES, unpack};
+use crate::threads::Threads;
 use apir_protocol::command::Command;
 use arbitrary::Unstructured;
 use std::collections::BTreeMap;
@@ -62,6 +63,14 @@ fn decoder() -> Seeds {
 fn compute() -> Seeds {
     let mut seeds: Seeds =
         graphs::hostile().into_iter().map(|(name, blob)| (name, compute::Input::blob(&blob))).collect();
+    // What threads do to each other takes several: bytes behind a graph say how many.
+    for (name, graph) in graphs::beside() {
+        for threads in Threads::ALL {
+            let mut input = compute::Input::blob(&graph.to_blob());
+            input.extend((0..3).find(|byte| Threads::by_bytes(&[&input[..], &[*byte]].concat()) == threads));
+            seeds.insert(format!("{name}_{}", threads.text().to_string_lossy()), input);
+        }
+    }
     for (name, recipe) in recipes() {
         // As many zeros behind it are no change at all.
         let unchanged = vec![0; recipe.len()];
@@ -172,7 +181,7 @@ mod tests {
     #[test]
     fn every_row_of_hostile_input_is_a_seed() {
         let names: Vec<String> = all().into_values().flat_map(|seeds| seeds.into_keys()).collect();
-        for row in (1..=22).filter(|row| *row != 21).chain([30]) {
+        for row in (1..=22).filter(|row| *row != 21).chain([23, 24, 30]) {
             let prefix = format!("s{row:02}_");
             assert!(names.iter().any(|name| name.starts_with(&prefix)), "no seed of row {prefix}");
         }

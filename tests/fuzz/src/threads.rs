@@ -30,10 +30,14 @@ impl Threads {
             let known = Threads::ALL.into_iter().find(|threads| threads.text().to_str() == Ok(&text));
             Some(known.unwrap_or_else(|| panic!("APIR_FUZZ_THREADS={text}: must be 1, 2 or 4")))
         });
-        FIXED.unwrap_or_else(|| {
-            let sum = input.iter().fold(input.len(), |sum, byte| sum.wrapping_add(usize::from(*byte)));
-            Self::ALL[sum % Self::ALL.len()]
-        })
+        FIXED.unwrap_or_else(|| Self::by_bytes(input))
+    }
+
+    /// The count that the bytes of an input choose.
+    #[must_use]
+    pub fn by_bytes(input: &[u8]) -> Self {
+        let sum = input.iter().fold(input.len(), |sum, byte| sum.wrapping_add(usize::from(*byte)));
+        Self::ALL[sum % Self::ALL.len()]
     }
 
     /// It as the value of a key.
@@ -70,7 +74,7 @@ mod tests {
 
     #[test]
     fn inputs_choose_every_count() {
-        let mut seen: Vec<_> = (0..6u8).map(|byte| Threads::of(&[byte]).text()).collect();
+        let mut seen: Vec<_> = (0..6u8).map(|byte| Threads::by_bytes(&[byte]).text()).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen, [c"1", c"2", c"4"]);

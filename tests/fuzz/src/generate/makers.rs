@@ -227,11 +227,11 @@ fn get_rows(g: &mut G<'_, '_>) -> Made {
 fn set_rows(g: &mut G<'_, '_>) -> Made {
     let type_ = g.one_of(&[F32, F16, BF16, Q8_0, Q4_0]);
     let row = if matches!(type_, Q8_0 | Q4_0) { 64 } else { 1 + g.below(40) as u32 };
-    let rows = 1 + g.below(9) as u32;
+    let rows = 1 + g.below(16) as u32;
     // Each row once: which of two threads writes last is not said.
     let written = 1 + g.below(rows as usize) as u32;
     // The table is new, and so is no source of itself.
-    let from = g.one_of(&[F32, F32, F16]);
+    let from = g.one_of(&[F32, F16]);
     let source = g.input(from, [row, written, 1, 1])?;
     let table = g.leaf(type_, [row, rows, 1, 1], Fill::Numbers)?;
     let index = g.one_of(&[I64, I32]);
@@ -539,7 +539,7 @@ fn ssm_conv(g: &mut G<'_, '_>) -> Made {
 
 fn ssm_scan(g: &mut G<'_, '_>) -> Made {
     let (state, head, tokens, sequences) =
-        (8 * (1 + g.below(4) as u32), 1 + g.below(4) as u32, 1 + g.below(4) as u32, 1 + g.below(2) as u32);
+        (16 * (1 + g.below(2) as u32), 1 + g.below(4) as u32, 1 + g.below(4) as u32, 1 + g.below(2) as u32);
     let (groups, each) = (1 + g.below(2) as u32, 1 + g.below(2) as u32);
     let (heads, kept) = (groups * each, sequences + 1);
     let states = g.input(F32, [state, head, heads, kept])?;
