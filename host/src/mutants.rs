@@ -3,11 +3,12 @@
 //! `APIR_MUTANTS` says how many changes to each honest node are tried.
 
 use crate::plugin::{Callbacks, apir_backend_deinit, apir_backend_dispatcher, apir_backend_initialize};
+use crate::verify::node::Node;
 use crate::verify::ops::{FAMILIES, find};
 use crate::verify::tests::clauses::{Numbers, change};
 use crate::verify::tests::honest::cases;
 use crate::verify::tests::work::every_kernel;
-use crate::verify::tests::{Case, op};
+use crate::verify::tests::{Case, op, rules_for};
 use crate::verify::types::{F32, I32, I64};
 use apir_ggml::abi::FLAG_COMPUTE;
 use apir_protocol::codec::{Decoder, Encoder};
@@ -255,59 +256,115 @@ fn same(type_: u32, found: &[u8], expected: &[u8]) -> bool {
         || type_ == F32 && floats(found).iter().zip(&floats(expected)).all(|(found, b)| near(found, b))
 }
 
+/// Contexts of 1, 2 and 4 threads over the two blobs.
+struct Wide<'a> {
+    memory: &'a mut [u8],
+    graph: &'a mut [u8],
+    contexts: [(u32, u32, BufferHandle); 3],
+}
+
+impl<'a> Wide<'a> {
+    fn new(memory: &'a mut MmapMut, graph: &'a mut MmapMut) -> Self {
+        apir_guard::load();
+        BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
+        BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
+        let contexts = [1, 2, 4].map(|threads| {
+            let (context, size) = (WIDE_CONTEXT + threads, BUFFER as u64);
+            // SAFETY: the table is static.
+            assert_eq!(unsafe { apir_backend_initialize(context, &CALLBACKS) }, 6);
+            let request = DeviceBufferFromPtrRequest { res_id: 1, size, max_tensor_size: size };
+            (threads, context, call_in(context, &request).unwrap().buffer)
+        });
+        Self { memory, graph, contexts }
+    }
+
+    /// What a case's node writes in a graph with a sum, if the device has the node, and how many graphs had a guard.
+    fn compute(
+        &mut self,
+        case: &Case,
+        context: u32,
+        buffer: BufferHandle,
+        nodes: &[u64],
+    ) -> Option<(Vec<Vec<u8>>, u64)> {
+        let (mut records, written) = lay_out(case, buffer).unwrap();
+        add_sum(&mut records, buffer);
+        self.memory.fill(0x40);
+        records.iter().for_each(|record| fill(record, self.memory));
+        if case.op == "SET_ROWS" {
+            tell_apart(&records[1], self.memory);
+        }
+        let used = encode_graph(nodes, &records, self.graph).unwrap() as u64;
+        let before = apir_guard::count();
+        let reply = call_in(context, &BackendGraphComputeRequest { res_id: 2, size: used }).ok()?;
+        assert_eq!(reply.status, 0, "{case:?}");
+        let results = written.iter().map(|range| self.memory[range.clone()].to_vec()).collect();
+        Some((results, apir_guard::count() - before))
+    }
+}
+
+impl Drop for Wide<'_> {
+    fn drop(&mut self) {
+        for (_, context, _) in self.contexts {
+            apir_backend_deinit(context);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn s23_every_operation_is_what_it_is_alone_beside_a_node_of_more_threads() {
     let _alone = ONE_AT_A_TIME.lock();
-    apir_guard::load();
     let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
-    BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
-    BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
-    let contexts = [1, 2, 4].map(|threads| {
-        let (context, size) = (WIDE_CONTEXT + threads, BUFFER as u64);
-        // SAFETY: the table is static.
-        assert_eq!(unsafe { apir_backend_initialize(context, &CALLBACKS) }, 6);
-        let request = DeviceBufferFromPtrRequest { res_id: 1, size, max_tensor_size: size };
-        (threads, context, call_in(context, &request).unwrap().buffer)
-    });
-    let mut compute = |case: &Case, context: u32, buffer: BufferHandle, nodes: &[u64]| {
-        let (mut records, written) = lay_out(case, buffer).unwrap();
-        add_sum(&mut records, buffer);
-        memory.fill(0x40);
-        records.iter().for_each(|record| fill(record, &mut memory));
-        if case.op == "SET_ROWS" {
-            tell_apart(&records[1], &mut memory);
-        }
-        let used = encode_graph(nodes, &records, &mut graph[..]).unwrap() as u64;
-        let before = apir_guard::count();
-        let reply = call_in(context, &BackendGraphComputeRequest { res_id: 2, size: used }).ok()?;
-        assert_eq!(reply.status, 0, "{case:?}");
-        let results: Vec<_> = written.iter().map(|range| memory[range.clone()].to_vec()).collect();
-        Some((results, apir_guard::count() - before))
-    };
-    let mut wide = BTreeSet::new();
+    let mut wide = Wide::new(&mut memory, &mut graph);
+    let mut seen = BTreeSet::new();
     for case in every_kernel() {
-        let (_, context, buffer) = contexts[0];
+        let (_, context, buffer) = wide.contexts[0];
         // The device does not have all that the rules allow.
-        let Some((expected, _)) = compute(&case, context, buffer, &[NODE]) else { continue };
-        for (threads, context, buffer) in contexts {
+        let Some((expected, _)) = wide.compute(&case, context, buffer, &[NODE]) else { continue };
+        for (threads, context, buffer) in wide.contexts {
             for nodes in [&[NODE, SUM + 2][..], &[SUM + 2, NODE]] {
-                let (found, guarded) = compute(&case, context, buffer, nodes).expect(case.op);
+                let (found, guarded) = wide.compute(&case, context, buffer, nodes).expect(case.op);
                 let pairs = found.iter().zip(&expected);
                 assert!(
                     pairs.into_iter().all(|(found, expected)| same(case.d.type_, found, expected)),
                     "{case:?} with {threads} threads"
                 );
                 if guarded > 0 {
-                    wide.insert(case.op);
+                    seen.insert(case.op);
                 }
             }
         }
     }
-    for (_, context, _) in contexts {
-        apir_backend_deinit(context);
-    }
     let with_work = FAMILIES.iter().flat_map(|(_, rules)| *rules).filter(|rule| rule.work.is_any());
-    let missing: Vec<_> = with_work.map(|rule| rule.name).filter(|name| !wide.contains(name)).collect();
+    let missing: Vec<_> = with_work.map(|rule| rule.name).filter(|name| !seen.contains(name)).collect();
     assert!(missing.is_empty(), "no work memory was seen of {missing:?}");
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn ggml_plans_every_kernel_as_its_rule_says() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
+    let mut wide = Wide::new(&mut memory, &mut graph);
+    for case in every_kernel() {
+        let rule = find(case.op).unwrap();
+        for (threads, context, buffer) in wide.contexts {
+            if VIEWS.contains(&case.op) || wide.compute(&case, context, buffer, &[NODE]).is_none() {
+                continue;
+            }
+            let (found, count) = (apir_guard::planned(), u64::from(threads));
+            let model = |node: &Node<'_>| {
+                let work = rule.work.planned(node, rule.tasks, count).unwrap();
+                apir_guard::Planned { work, threads: rule.tasks.of(node, count) }
+            };
+            let said = case.look(&rules_for(true, threads as usize), model).unwrap();
+            // Tiles depend on the processor.
+            let tiled = matches!(case.op, "MUL_MAT" | "MUL_MAT_ID");
+            let fits = found.work == said.work || tiled && found.work < said.work;
+            assert!(
+                fits && found.threads == said.threads,
+                "{found:?}, not {said:?}: {case:?}, {threads} threads"
+            );
+        }
+    }
 }

@@ -15,6 +15,7 @@
 struct plan {
     size_t work_size;
     uint8_t *work_data;
+    int n_threads;
 };
 
 typedef int compute_fn(void *graph, struct plan *plan);
@@ -31,6 +32,17 @@ static atomic_ulong guarded;
 /* How many graphs were computed with a guard. */
 unsigned long apir_guard_count(void) {
     return atomic_load(&guarded);
+}
+
+static atomic_ulong planned_work, planned_threads;
+
+/* What was planned for the last graph: bytes of work memory, and threads. */
+unsigned long apir_guard_work(void) {
+    return atomic_load(&planned_work);
+}
+
+unsigned long apir_guard_threads(void) {
+    return atomic_load(&planned_threads);
 }
 
 static void fail(const char *what) {
@@ -64,6 +76,8 @@ static void check(const uint8_t *from, const uint8_t *to, const char *what) {
 
 int ggml_graph_compute(void *graph, struct plan *plan) {
     compute_fn *real = real_function(__builtin_return_address(0));
+    atomic_store(&planned_work, plan->work_size);
+    atomic_store(&planned_threads, (unsigned long) plan->n_threads);
     if (plan->work_size == 0) {
         return real(graph, plan);
     }

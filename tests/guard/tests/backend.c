@@ -6,6 +6,7 @@
 struct plan {
     size_t work_size;
     uint8_t *work_data;
+    int n_threads;
 };
 
 struct range {
@@ -23,7 +24,7 @@ int compute(size_t work_size, long from, long to) {
     static uint8_t kept[1 << 20];
     uint8_t *own = kept + (1 << 19);
     struct range range = { from, to };
-    struct plan plan = { work_size, own };
+    struct plan plan = { work_size, own, 3 };
     int status = ggml_graph_compute(&range, &plan);
     return plan.work_data == own && plan.work_size == work_size ? status : -1;
 }

@@ -40,6 +40,7 @@ fn work_memory_as_planned_is_used_without_a_word() {
     let before = apir_guard::count();
     for work in [1, 15, 16, 4095, 4096, 4097, 100_000] {
         assert_eq!(compute(work, 0, work as i64), 7, "{work} bytes");
+        assert_eq!(apir_guard::planned(), apir_guard::Planned { work: work as u64, threads: 3 });
     }
     assert_eq!(compute(0, 0, 0), 7, "a graph without work memory");
     assert_eq!(apir_guard::count() - before, 7);

@@ -99,7 +99,13 @@ pub const RULES: &[OpRule] = &[
             cpu_since(Version::new(0, 24, 0), "b of F16 for an a of F32", |n| is_widened(n, F16)),
             cpu_since(Version::new(0, 25, 1), "b of BF16 for an a of F32", |n| is_widened(n, BF16)),
         ],
-        work: Work { together: Bytes { what: CONVERTED, of: |n| Some(converted(n).unwrap_or(0)) }, ..TILED },
+        work: Work {
+            together: Bytes {
+                what: CONVERTED,
+                of: |n| converted(n).unwrap_or(0).checked_next_multiple_of(64),
+            },
+            ..TILED
+        },
         ..OpRule::BLANK
     },
     OpRule {

@@ -1,9 +1,12 @@
-//! Work memory: what ggml plans is enough for the threads that a node is run with.
+//! What CPU kernels do: work memory that is enough for the threads that a node is run with, and blocks.
 
 use super::super::ops::find;
+use super::super::rules::{Blocks, DENSE_BLOCKS, NO_BLOCKS, OpRule, Source, need};
 use super::super::types::*;
 use super::honest::{bits, cases};
 use super::{Case, rules_for, t};
+use apir_ggml::TypeInfo;
+use apir_protocol::tensor::RawTensor;
 use std::collections::BTreeSet;
 
 const Q4_K: u32 = 12;
@@ -82,4 +85,32 @@ fn s23_only_rows_made_of_halves_bear_fewer_threads_than_there_are() {
         .map(|case| (case.op, case.sources[0].unwrap().type_))
         .collect();
     assert_eq!(narrow.into_iter().collect::<Vec<_>>(), [("SET_ROWS", F16)]);
+}
+
+#[test]
+fn s24_blocks_are_taken_where_and_as_a_rule_says() {
+    let gaps = |type_| {
+        let dense = t(type_, &[256, 4, 2]);
+        RawTensor { nb: [dense.nb[0], 2 * dense.nb[1], 2 * dense.nb[2], 2 * dense.nb[3]], ..dense }
+    };
+    static NONE: &[Source] = &[need("a")];
+    static COUNTED: &[Source] = &[need("a").blocks(Blocks::Counted)];
+    static BY_STRIDES: &[Source] = &[need("a").blocks(Blocks::ByStrides)];
+    let check = |sources, source: RawTensor, cpu| {
+        let rule = OpRule { sources, ..OpRule::BLANK };
+        Case::new("CONT", t(F32, &[4]), &[source], &[])
+            .look(&rules_for(cpu, 1), |node| rule.check(node))
+            .unwrap()
+    };
+    for type_ in TypeInfo::all().iter().filter(|info| info.is_block()).map(|info| info.number) {
+        for (sources, dense, apart) in [
+            (NONE, Err(NO_BLOCKS), Err(NO_BLOCKS)),
+            (COUNTED, Ok(()), Err(DENSE_BLOCKS)),
+            (BY_STRIDES, Ok(()), Ok(())),
+        ] {
+            assert_eq!(check(sources, t(type_, &[256, 4, 2]), true), dense, "{type_}");
+            assert_eq!(check(sources, gaps(type_), true), apart, "{type_}");
+            assert_eq!(check(sources, gaps(type_), false), Ok(()), "{type_} elsewhere than on a CPU");
+        }
+    }
 }
