@@ -11,6 +11,8 @@ pub mod codec;
 pub mod graph;
 pub mod handle;
 pub mod header;
+pub mod log;
+pub mod settings;
 pub mod socket;
 pub mod tensor;
 
