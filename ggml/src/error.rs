@@ -43,6 +43,23 @@ pub enum Error {
         /// The symbol.
         symbol: String,
     },
+    /// The file is a library of something else, or a part of ggml that is no backend.
+    #[error("ggml library {}: not a ggml backend: {reason}", path.display())]
+    NotABackend {
+        /// The library's file.
+        path: PathBuf,
+        /// What it lacks, and what to name in its place.
+        reason: String,
+    },
+    /// A variant for another processor.
+    #[error(
+        "ggml library {}: this processor lacks instructions that it is built for (its ggml_backend_score is 0); name another variant",
+        path.display()
+    )]
+    ProcessorUnsupported {
+        /// The library's file.
+        path: PathBuf,
+    },
     /// The registration function gives none.
     #[error("ggml library {}: {symbol} gives no registration", path.display())]
     RegistryNull {

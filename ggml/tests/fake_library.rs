@@ -39,7 +39,7 @@ fn open(folder: &Path, name: &str, parts: &[&str]) -> String {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn t31_what_is_wrong_is_said() {
     let folder = Folder(std::env::temp_dir().join(format!("apir-ggml-fake-{}", std::process::id())));
     std::fs::create_dir_all(&folder.0).unwrap();
     let open = |name: &str, parts: &[&str]| open(&folder.0, name, parts);
@@ -49,9 +49,30 @@ fn what_is_wrong_is_said() {
         open("proper", &[VERSION, FREE, OPS, INIT]),
         "ggml 0.25.1, backend API 2, registry  with 0 devices; oldest supported 0.13.0"
     );
-    assert_eq!(open("empty", &[]), lacks("ggml_version"));
+    assert_eq!(
+        open("empty", &[]),
+        "not a ggml backend: neither it nor a library that it needs is ggml's; \
+         name one such as libggml-cpu.so or libggml-cuda.so"
+    );
     assert_eq!(open("no_free", &[VERSION, OPS, INIT]), lacks("ggml_backend_buffer_free"));
-    assert_eq!(open("no_init", &[VERSION, FREE, OPS]), lacks("ggml_backend_init"));
+    assert_eq!(
+        open("no_init", &[VERSION, FREE, OPS]),
+        "not a ggml backend: it has no function ggml_backend_init, as libggml.so and libggml-base.so have none; \
+         name a backend beside it such as libggml-cpu.so"
+    );
+    // A build without dynamic loading.
+    assert_eq!(
+        open("own_reg", &[VERSION, FREE, OPS, "void * ggml_backend_cpu_reg(void) { return 0; }"]),
+        "not a ggml backend: it has no function ggml_backend_init; its registration function is ggml_backend_cpu_reg"
+    );
+    // Its registration must not run, nor its devices be asked.
+    let illegal = "void * ggml_backend_init(void) { __builtin_trap(); }";
+    assert_eq!(
+        open("other_processor", &[VERSION, FREE, OPS, illegal, "int ggml_backend_score(void) { return 0; }"]),
+        "this processor lacks instructions that it is built for (its ggml_backend_score is 0); name another variant"
+    );
+    let fits = "int ggml_backend_score(void) { return 64; }";
+    assert!(open("this_processor", &[VERSION, FREE, OPS, INIT, fits]).starts_with("ggml 0.25.1, "));
     let old = VERSION.replace("0.25.1", "0.12.0");
     assert_eq!(open("old", &[&old, FREE, OPS, INIT]), "ggml: too old (0.12.0, oldest supported 0.13.0)");
     let odd = VERSION.replace("0.25.1", "master");

@@ -23,6 +23,11 @@ pub const DEFAULT_REG_SYMBOL: &str = "ggml_backend_init";
 /// `ggml_backend_buffer_free` of libggml-base.
 type BufferFreeFn = unsafe extern "C" fn(*mut abi::Buffer);
 
+/// How well a variant fits this processor; 0 when it cannot run.
+type ScoreFn = unsafe extern "C" fn() -> c_int;
+/// Its name; libraries that come as variants have it.
+const SCORE_SYMBOL: &str = "ggml_backend_score";
+
 /// A function that gets ggml's log lines: level (1 debug, 2 info, 3 warning, 4 error, 5 the line before goes on) and text.
 pub type LogSink = fn(level: c_int, text: &str);
 
@@ -98,6 +103,8 @@ impl GgmlLibrary {
                     reason: one_line(&error),
                 })?),
             };
+        file.check_kind(reg_symbol)?;
+        file.check_processor()?;
         super::runtime::open_to_all();
         let layout = file.layout()?;
         // SAFETY: the function of this name has had this type in every supported version.
@@ -171,6 +178,37 @@ impl GgmlLibrary {
     }
 }
 
+/// What a file is, for a choice among several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Candidate {
+    /// One of the variants of a backend, with its score: how well it fits this processor, 0 when it cannot run.
+    Variant(c_int),
+    /// A backend built for dynamic loading that has no score.
+    Backend,
+    /// Another library, or none.
+    Other,
+}
+
+impl Candidate {
+    /// Loads the file and asks it for its score; its backend is not started.
+    ///
+    /// # Safety
+    ///
+    /// The file is a library whose code may run in this process when it is loaded.
+    pub unsafe fn ask(path: &Path) -> Self {
+        // SAFETY: the caller trusts the file.
+        let Ok(library) = (unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }) else {
+            return Self::Other;
+        };
+        let file = File { path, library: ManuallyDrop::new(library) };
+        match (file.has(DEFAULT_REG_SYMBOL), file.score()) {
+            (true, Some(score)) => Self::Variant(score),
+            (true, None) => Self::Backend,
+            (false, _) => Self::Other,
+        }
+    }
+}
+
 impl fmt::Debug for GgmlLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GgmlLibrary")
@@ -198,6 +236,53 @@ impl File<'_> {
         symbol
             .map(|symbol| *symbol)
             .map_err(|_| Error::SymbolMissing { path: self.path.to_owned(), symbol: name.to_owned() })
+    }
+
+    /// Whether it, or a library that it needs, has a symbol.
+    fn has(&self, name: &str) -> bool {
+        // SAFETY: the symbol is only looked for.
+        unsafe { self.library.get::<*const ()>(name) }.is_ok()
+    }
+
+    /// Refuses what is no ggml backend, with what to name in its place.
+    fn check_kind(&self, reg_symbol: &str) -> Result<(), Error> {
+        let no = |reason| Err(Error::NotABackend { path: self.path.to_owned(), reason });
+        if !self.has("ggml_version") {
+            let example = "name one such as libggml-cpu.so or libggml-cuda.so";
+            return no(format!("neither it nor a library that it needs is ggml's; {example}"));
+        }
+        if self.has(reg_symbol) {
+            return Ok(());
+        }
+        if reg_symbol != DEFAULT_REG_SYMBOL && self.has(DEFAULT_REG_SYMBOL) {
+            return no(format!("it has no function {reg_symbol}, but {DEFAULT_REG_SYMBOL}, the default"));
+        }
+        // ggml's own names: libggml-cpu.so without dynamic loading has ggml_backend_cpu_reg.
+        let backends = ["cpu", "cuda", "vk", "metal", "sycl", "opencl", "cann", "musa", "blas", "rpc"];
+        let name = |backend| format!("ggml_backend_{backend}_reg");
+        match backends.map(name).into_iter().find(|symbol| self.has(symbol)) {
+            Some(symbol) => {
+                no(format!("it has no function {reg_symbol}; its registration function is {symbol}"))
+            }
+            None => no(format!(
+                "it has no function {reg_symbol}, as libggml.so and libggml-base.so have none; \
+                 name a backend beside it such as libggml-cpu.so"
+            )),
+        }
+    }
+
+    /// Refuses a variant that this processor cannot run, which would end the process by SIGILL.
+    fn check_processor(&self) -> Result<(), Error> {
+        match self.score() {
+            Some(0) => Err(Error::ProcessorUnsupported { path: self.path.to_owned() }),
+            // A library of which there is one variant has no score.
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn score(&self) -> Option<c_int> {
+        // SAFETY: the function takes nothing, gives an int, and only asks the processor what it has.
+        unsafe { self.library.get::<ScoreFn>(SCORE_SYMBOL).ok().map(|score| score()) }
     }
 
     fn layout(&self) -> Result<Layout, Error> {

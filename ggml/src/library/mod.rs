@@ -15,7 +15,7 @@ pub use buffer::Buffer;
 pub(crate) use buffer::BufferHold;
 pub use buffer_type::BufferType;
 pub use device::{Device, DeviceProps, Registry};
-pub use load::{DEFAULT_REG_SYMBOL, GgmlLibrary, LogSink};
+pub use load::{Candidate, DEFAULT_REG_SYMBOL, GgmlLibrary, LogSink};
 
 use std::ffi::{CStr, c_char};
 
