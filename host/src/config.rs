@@ -4,6 +4,8 @@
 use crate::error::InitializeError;
 use crate::limits::Limits;
 use apir_ggml::DeviceType;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// The kind of device that guests are told of. Never a CPU: llama.cpp would take it for its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +32,7 @@ impl PresentAs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// File of the ggml backend library.
-    pub library: String,
+    pub library: PathBuf,
     /// Its registration function.
     pub registration: String,
     /// The kind of device that guests are told of.
@@ -52,47 +54,67 @@ impl Config {
     /// # Errors
     /// [`InitializeError::NoLibrary`], [`InitializeError::Variable`]
     pub fn read(
-        key: impl Fn(&str) -> Option<String>,
-        variable: impl Fn(&str) -> Option<String>,
+        key: impl Fn(&str) -> Option<OsString>,
+        variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, InitializeError> {
-        let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+        const REGISTRATION: &str = "APIR_LLAMA_CPP_GGML_LIBRARY_REG";
+        let set = |value: Option<OsString>| value.filter(|value| !value.is_empty());
         let either = |name: &str, env: &str| set(key(name)).or_else(|| set(variable(env)));
-        let library = either("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH")
-            .ok_or(InitializeError::NoLibrary)?;
-        let registration = either("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG")
-            .unwrap_or_else(|| DEFAULT_REGISTRATION.to_owned());
+        // Every setting is looked at, also when no library is named: a wrong one is found by the first start.
+        let registration = match either("ggml.library.reg", REGISTRATION) {
+            None => DEFAULT_REGISTRATION.to_owned(),
+            Some(value) => {
+                parse(REGISTRATION, value, "the name of a function of the ggml library", |text| {
+                    Some(text.to_owned())
+                })?
+            }
+        };
         let present_as = match set(variable("APIR_PRESENT_AS")) {
             None => PresentAs::Real,
-            Some(value) => PresentAs::Fixed(match value.to_ascii_lowercase().as_str() {
-                "gpu" => DeviceType::Gpu,
-                "igpu" => DeviceType::Igpu,
-                "accel" => DeviceType::Accel,
-                _ => {
-                    let (name, fix) = ("APIR_PRESENT_AS", "must be gpu, igpu or accel");
-                    return Err(InitializeError::Variable { name, value, fix });
-                }
-            }),
+            Some(value) => {
+                let type_ = parse("APIR_PRESENT_AS", value, "gpu, igpu or accel", |text| {
+                    match text.to_ascii_lowercase().as_str() {
+                        "gpu" => Some(DeviceType::Gpu),
+                        "igpu" => Some(DeviceType::Igpu),
+                        "accel" => Some(DeviceType::Accel),
+                        _ => None,
+                    }
+                })?;
+                PresentAs::Fixed(type_)
+            }
         };
         let threads = match either("apir.host_threads", "APIR_HOST_THREADS") {
             None => std::thread::available_parallelism().map_or(1, usize::from),
-            Some(value) => match value.parse() {
-                Ok(threads @ 1..=1024) => threads,
-                _ => {
-                    let (name, fix) = ("APIR_HOST_THREADS", "must be a number from 1 to 1024");
-                    return Err(InitializeError::Variable { name, value, fix });
-                }
-            },
+            Some(value) => parse("APIR_HOST_THREADS", value, "a number from 1 to 1024", |text| {
+                text.parse().ok().filter(|threads| (1..=1024).contains(threads))
+            })?,
         };
         let limits = Limits::read(&key, &variable)?;
-        let same_ggml = match set(variable("APIR_SAME_GGML")).as_deref() {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(value) => {
-                let (name, fix) = ("APIR_SAME_GGML", "must be 0 or 1");
-                return Err(InitializeError::Variable { name, value: value.to_owned(), fix });
-            }
+        let same_ggml = match set(variable("APIR_SAME_GGML")) {
+            None => false,
+            Some(value) => parse("APIR_SAME_GGML", value, "0 or 1", |text| match text {
+                "0" => Some(false),
+                "1" => Some(true),
+                _ => None,
+            })?,
         };
+        let library = either("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH")
+            .ok_or(InitializeError::NoLibrary)?
+            .into();
         Ok(Self { library, registration, present_as, threads, same_ggml, limits })
+    }
+}
+
+/// A setting's value, or an error that names the setting and what it `must be`. A value that is not text has no right form.
+pub(crate) fn parse<T>(
+    name: &'static str,
+    value: OsString,
+    must_be: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, InitializeError> {
+    match value.to_str().and_then(read) {
+        Some(found) => Ok(found),
+        None => Err(InitializeError::Variable { name, value, fix: format!("must be {must_be}") }),
     }
 }
 
@@ -102,7 +124,7 @@ mod tests {
 
     fn read(keys: &[(&str, &str)], variables: &[(&str, &str)]) -> Result<Config, String> {
         let find = |list: &[(&str, &str)], name: &str| {
-            list.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            list.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         };
         Config::read(|name| find(keys, name), |name| find(variables, name)).map_err(|error| error.to_string())
     }
@@ -115,9 +137,9 @@ mod tests {
             ("APIR_HOST_THREADS", "3"),
         ];
         let config = read(&[("ggml.library.path", "/key.so")], &variables).unwrap();
-        assert_eq!((config.library.as_str(), config.registration.as_str()), ("/key.so", "env_reg"));
+        assert_eq!((config.library.to_str(), config.registration.as_str()), (Some("/key.so"), "env_reg"));
         assert_eq!((config.threads, config.present_as), (3, PresentAs::Real));
-        assert_eq!(read(&[], &variables).unwrap().library, "/env.so");
+        assert_eq!(read(&[], &variables).unwrap().library, PathBuf::from("/env.so"));
         let keys = [("ggml.library.path", "/key.so"), ("apir.host_threads", "2")];
         assert_eq!(read(&keys, &variables).unwrap().threads, 2);
         let config = read(&[("ggml.library.path", "/key.so"), ("ggml.library.reg", "")], &[]).unwrap();
@@ -126,7 +148,28 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_variable_and_the_fix() {
+    fn t31_a_path_may_be_any_bytes_and_other_settings_are_text() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = OsString::from_vec(b"/\xff.so".to_vec());
+        let read = |name: &str| {
+            Config::read(|_| None, |asked| (asked == name).then(|| bytes.clone()))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(read("APIR_LLAMA_CPP_GGML_LIBRARY_PATH").unwrap().library, PathBuf::from(&bytes));
+        for name in [
+            "APIR_LLAMA_CPP_GGML_LIBRARY_REG",
+            "APIR_PRESENT_AS",
+            "APIR_HOST_THREADS",
+            "APIR_MAX_DEVICE_BYTES",
+            "APIR_INDEX_CHECK",
+        ] {
+            let error = read(name).unwrap_err();
+            assert!(error.starts_with(&format!("{name}=/\u{fffd}.so: must be ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn t31_faults_name_the_variable_and_the_fix() {
         assert!(read(&[], &[]).unwrap_err().starts_with("no ggml library: set the key ggml.library.path"));
         let key = [("ggml.library.path", "/a.so")];
         for (name, value, words) in [

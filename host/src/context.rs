@@ -8,7 +8,6 @@ use crate::graphs::{GraphCache, SupportCache};
 use crate::handle::HandleTable;
 use crate::limits::Limits;
 use crate::liveness::{Activity, Heart};
-use crate::log::{LogBudget, Verdict};
 use crate::memory::{Blobs, HostBuffer};
 use crate::verify::graph::Verifier;
 use crate::verify::indices::IndexCheck;
@@ -20,7 +19,6 @@ use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::command::Command;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Bases of buffers start here: not 0, and no address of anything.
 const FIRST_BASE: u64 = 1 << 20;
@@ -183,7 +181,6 @@ pub struct Context {
     /// The guest reads why a command is refused.
     pub(crate) tells_reasons: bool,
     bad_commands: u64,
-    log: LogBudget,
 }
 
 impl Context {
@@ -232,7 +229,6 @@ impl Context {
             same_numbers: library.names().is_settled() || config.same_ggml,
             tells_reasons: false,
             bad_commands: 0,
-            log: LogBudget::new(Instant::now(), limits.log_lines),
             limits,
         })
     }
@@ -278,14 +274,17 @@ impl Context {
         self.bad_commands < self.limits.bad_commands
     }
 
-    /// Logs a refusal, within what the guest may cause.
-    pub fn log_refusal(&mut self, number: u32, error: &CommandError) {
-        if let Verdict::Write { suppressed } = self.log.ask(Instant::now()) {
-            let name = Command::from_number(number).map_or("unknown command", Command::name);
-            if suppressed > 0 {
-                tracing::warn!("context {}: {suppressed} lines suppressed", self.id);
-            }
-            tracing::warn!("context {}: {name} ({number}) refused: {error}", self.id);
-        }
+    /// Logs a refusal.
+    pub fn log_refusal(&self, number: u32, error: &CommandError) {
+        let name = Command::from_number(number).map_or("unknown command", Command::name);
+        tracing::warn!("context {}: {name} ({number}) refused: {error}", self.id);
+    }
+
+    /// One line on its device: `CPU (AMD EPYC …), 24576 MiB`.
+    #[must_use]
+    pub fn describe_device(&self) -> String {
+        let (_, total) = self.device.memory();
+        let reported = self.limits.device_bytes.unwrap_or(total);
+        format!("{} ({}), {} MiB", self.device.name(), self.device.description(), reported >> 20)
     }
 }

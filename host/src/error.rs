@@ -6,6 +6,7 @@ use crate::verify::VerifyError;
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{HandlerCode, InitializeCode, PluginCode};
 use apir_protocol::constants::{INITIALIZE_BASE, REASON_BYTES};
+use std::ffi::OsString;
 use thiserror::Error;
 
 /// Why a context could not start.
@@ -17,14 +18,14 @@ pub enum InitializeError {
     )]
     NoLibrary,
     /// A variable holds what it cannot hold.
-    #[error("{name}={value}: {fix}")]
+    #[error("{name}={}: {fix}", .value.display())]
     Variable {
         /// The variable.
         name: &'static str,
         /// What it holds.
-        value: String,
+        value: OsString,
         /// What it may hold.
-        fix: &'static str,
+        fix: String,
     },
     /// The ggml library cannot be used.
     #[error(transparent)]
@@ -44,16 +45,20 @@ impl InitializeError {
         use apir_ggml::Error as Ggml;
         let started = |code: InitializeCode| INITIALIZE_BASE + code.number();
         match self {
-            Self::NoLibrary | Self::Variable { .. } => PluginCode::ConfigMissing.number(),
+            Self::NoLibrary => PluginCode::ConfigMissing.number(),
             Self::Ggml(
                 Ggml::LibraryMissing { .. } | Ggml::LibraryNotAFile { .. } | Ggml::LibraryOpen { .. },
             ) => PluginCode::CannotOpen.number(),
-            Self::Ggml(Ggml::SymbolMissing { .. }) => PluginCode::SymbolMissing.number(),
+            Self::Ggml(Ggml::SymbolMissing { .. } | Ggml::NotABackend { .. }) => {
+                PluginCode::SymbolMissing.number()
+            }
             Self::Ggml(Ggml::RegistryNull { .. }) => started(InitializeCode::RegistrationFailed),
             Self::Ggml(Ggml::NoDevice { .. }) => started(InitializeCode::NoDevice),
             Self::Ggml(Ggml::SlotNull { object: "device", slot: "init_backend" }) => {
                 started(InitializeCode::BackendInitFailed)
             }
+            Self::Ggml(Ggml::ProcessorUnsupported { .. }) => started(InitializeCode::CannotOpenBackend),
+            Self::Variable { .. } => started(InitializeCode::BadSetting),
             Self::Ggml(_) | Self::NoCallbacks => started(InitializeCode::BackendFailed),
             Self::Twice(_) => started(InitializeCode::AlreadyInitialized),
         }

@@ -1,8 +1,11 @@
 //! How much a context may take, from the renderer's keys and the environment.
 #![forbid(unsafe_code)]
 
+use crate::config::parse;
 use crate::error::InitializeError;
 use crate::verify::indices::IndexCheck;
+use apir_protocol::settings::{DEFAULT_LOG_LINES, MAX_LOG_LINES, SIZE_FORM, parse_size};
+use std::ffi::OsString;
 use std::time::Duration;
 
 /// Limits of one context.
@@ -24,7 +27,7 @@ pub struct Limits {
     pub bad_commands: u64,
     /// Time after which a command that computes nothing is taken to hang, and the host no longer to live.
     pub command_time: Duration,
-    /// Log lines that the guest may cause in a second.
+    /// Log lines that all guests of this process together may cause in a second.
     pub log_lines: u64,
     /// Which indices are looked at; without a choice all where the device uses host memory, else those that the graph does not compute.
     pub index_check: Option<IndexCheck>,
@@ -41,7 +44,7 @@ impl Default for Limits {
             command_bytes: 64 << 10,
             bad_commands: 1_000_000,
             command_time: Duration::from_secs(60),
-            log_lines: 10,
+            log_lines: DEFAULT_LOG_LINES,
             index_check: None,
         }
     }
@@ -53,48 +56,44 @@ impl Limits {
     /// # Errors
     /// [`InitializeError::Variable`]
     pub fn read(
-        key: impl Fn(&str) -> Option<String>,
-        variable: impl Fn(&str) -> Option<String>,
+        key: impl Fn(&str) -> Option<OsString>,
+        variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, InitializeError> {
-        let text = |name: &'static str| {
+        let value = |name: &'static str| {
             let rest = name.strip_prefix("APIR_").unwrap_or(name);
-            let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+            let set = |value: Option<OsString>| value.filter(|value| !value.is_empty());
             set(key(&format!("apir.{}", rest.to_ascii_lowercase()))).or_else(|| set(variable(name)))
         };
-        let number = |name: &'static str, least: u64| match text(name) {
-            None => Ok(None),
-            Some(value) => match value.parse() {
-                Ok(number) if number >= least => Ok(Some(number)),
-                _ => {
-                    let fix = if least == 0 { "must be a number" } else { "must be a number from 1 on" };
-                    Err(InitializeError::Variable { name, value, fix })
-                }
-            },
+        let number = |name: &'static str, least: u64| {
+            let form = if least == 0 { "a number" } else { "a number from 1 on" };
+            let read = |text: &str| text.parse().ok().filter(|number| *number >= least);
+            value(name).map(|value| parse(name, value, form, read)).transpose()
+        };
+        let size = |name: &'static str, least: u64| {
+            let read = |text: &str| parse_size(text).filter(|bytes| *bytes >= least);
+            value(name).map(|value| parse(name, value, SIZE_FORM, read)).transpose()
+        };
+        let index_check = |text: &str| match text {
+            "all" => Some(IndexCheck::All),
+            "leaf" => Some(IndexCheck::Leaf),
+            "off" => Some(IndexCheck::Off),
+            _ => None,
         };
         let default = Self::default();
         Ok(Self {
-            device_bytes: number("APIR_MAX_DEVICE_BYTES", 1)?,
-            mapped_bytes: number("APIR_MAX_MAPPED_BYTES", 0)?,
+            device_bytes: size("APIR_MAX_DEVICE_BYTES", 1)?,
+            mapped_bytes: size("APIR_MAX_MAPPED_BYTES", 0)?,
             buffers: number("APIR_MAX_BUFFERS", 1)?.unwrap_or(default.buffers),
             cached_graphs: number("APIR_MAX_CACHED_GRAPHS", 0)?.unwrap_or(default.cached_graphs),
             graph_nodes: number("APIR_MAX_GRAPH_NODES", 1)?.unwrap_or(default.graph_nodes),
-            command_bytes: number("APIR_MAX_COMMAND_BYTES", 1)?.unwrap_or(default.command_bytes),
+            command_bytes: size("APIR_MAX_COMMAND_BYTES", 1)?.unwrap_or(default.command_bytes),
             bad_commands: number("APIR_MAX_BAD_COMMANDS", 1)?.unwrap_or(default.bad_commands),
             command_time: number("APIR_MAX_COMMAND_MS", 1)?
                 .map_or(default.command_time, Duration::from_millis),
-            log_lines: number("APIR_MAX_LOG_LINES", 0)?.unwrap_or(default.log_lines),
-            index_check: match text("APIR_INDEX_CHECK") {
-                None => None,
-                Some(value) => Some(match value.as_str() {
-                    "all" => IndexCheck::All,
-                    "leaf" => IndexCheck::Leaf,
-                    "off" => IndexCheck::Off,
-                    _ => {
-                        let (name, fix) = ("APIR_INDEX_CHECK", "must be all, leaf or off");
-                        return Err(InitializeError::Variable { name, value, fix });
-                    }
-                }),
-            },
+            log_lines: number(MAX_LOG_LINES, 0)?.unwrap_or(default.log_lines),
+            index_check: value("APIR_INDEX_CHECK")
+                .map(|value| parse("APIR_INDEX_CHECK", value, "all, leaf or off", index_check))
+                .transpose()?,
         })
     }
 }
@@ -105,7 +104,7 @@ mod tests {
 
     fn read(keys: &[(&str, &str)], variables: &[(&str, &str)]) -> Result<Limits, String> {
         let find = |list: &[(&str, &str)], name: &str| {
-            list.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            list.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         };
         Limits::read(|name| find(keys, name), |name| find(variables, name)).map_err(|error| error.to_string())
     }
@@ -113,11 +112,8 @@ mod tests {
     #[test]
     fn keys_come_before_variables_and_defaults_last() {
         assert_eq!(read(&[], &[("APIR_MAX_BUFFERS", "")]).unwrap(), Limits::default());
-        let variables = [
-            ("APIR_MAX_DEVICE_BYTES", "1073741824"),
-            ("APIR_MAX_BUFFERS", "7"),
-            ("APIR_INDEX_CHECK", "leaf"),
-        ];
+        let variables =
+            [("APIR_MAX_DEVICE_BYTES", "1G"), ("APIR_MAX_BUFFERS", "7"), ("APIR_INDEX_CHECK", "leaf")];
         let limits = read(&[("apir.max_buffers", "9")], &variables).unwrap();
         assert_eq!((limits.device_bytes, limits.buffers), (Some(1 << 30), 9));
         assert_eq!(limits.index_check, Some(IndexCheck::Leaf));
@@ -125,8 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_variable_and_the_fix() {
+    fn t31_faults_name_the_variable_and_the_fix() {
         for (name, value, words) in [
+            (
+                "APIR_MAX_DEVICE_BYTES",
+                "20GB",
+                "APIR_MAX_DEVICE_BYTES=20GB: must be a number of bytes such as 21474836480 or 20G (K, M, G and T are powers of 1024)",
+            ),
             ("APIR_MAX_BUFFERS", "0", "APIR_MAX_BUFFERS=0: must be a number from 1 on"),
             ("APIR_MAX_LOG_LINES", "-1", "APIR_MAX_LOG_LINES=-1: must be a number"),
             ("APIR_INDEX_CHECK", "some", "APIR_INDEX_CHECK=some: must be all, leaf or off"),

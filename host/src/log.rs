@@ -1,43 +1,78 @@
-//! Log lines: where they go, and how many a guest may cause.
+//! Log lines: where they go, and how many guests may cause.
+//!
+//! Every line of the plugin and of ggml passes one writer with one budget: a guest that starts contexts one after another gets no more
+//! lines than one that keeps its context.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use apir_protocol::log::{LeftOut, LineBudget};
+use apir_protocol::settings::DEFAULT_LOG_LINES;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Environment variable with the file of log lines.
+const FILE: &str = "APIR_LLAMA_CPP_LOG_TO_FILE";
+/// Environment variable with the filter.
+const FILTER: &str = "APIR_LOG";
+
+/// Lines a second of the process.
+static LIMIT: AtomicU64 = AtomicU64::new(DEFAULT_LOG_LINES);
 
 /// Sends log lines to the file of `APIR_LLAMA_CPP_LOG_TO_FILE`, else to standard error; once a process. `APIR_LOG` chooses which lines.
 pub fn start() {
-    let filter = EnvFilter::try_from_env("APIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
-    let file = std::env::var_os("APIR_LLAMA_CPP_LOG_TO_FILE").map(|path| (File::create(&path), path));
-    // A program that the plugin shares its tracing with may have chosen already: then its choice stays.
-    let _ = match file {
-        Some((Ok(file), _)) => lines.with_writer(Mutex::new(file)).try_init(),
-        Some((Err(cause), path)) => {
-            let started = lines.with_writer(std::io::stderr).try_init();
-            tracing::warn!("APIR_LLAMA_CPP_LOG_TO_FILE={}: {cause}; logging here", path.display());
-            started
+    let mut faults = Vec::new();
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let filter = set(FILTER).and_then(|value| {
+        let filter = value.to_str().and_then(|text| EnvFilter::try_new(text).ok());
+        if filter.is_none() {
+            faults.push(format!(
+                "{FILTER}={}: must be a level or a tracing filter; taken as info",
+                value.display()
+            ));
         }
-        None => lines.with_writer(std::io::stderr).try_init(),
-    };
+        filter
+    });
+    let output = set(FILE).and_then(|path| {
+        open(&path)
+            .map_err(|cause| faults.push(format!("{FILE}={}: {cause}; logging here", path.display())))
+            .ok()
+    });
+    let lines = Lines::new(output.map_or(Output::Stderr, Output::File));
+    // A program that the plugin shares its tracing with may have chosen already: then its choice stays.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|| EnvFilter::new("info")))
+        .with_target(false)
+        .with_ansi(false)
+        .with_writer(lines)
+        // A failed write would be told to standard error by a macro that panics when that fails too.
+        .log_internal_errors(false)
+        .try_init();
+    for fault in faults {
+        tracing::warn!("{fault}");
+    }
 }
 
-/// Lines that ggml may write in a second: more than it has to say at its start, and it may say one for each command.
-const GGML_LINES: u64 = 100;
+/// Opens the log: what is in it stays, and lines of several processes do not overwrite each other.
+fn open(path: &OsString) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+/// Sets how many lines a second the process writes.
+pub fn set_limit(lines: u64) {
+    LIMIT.store(lines, Ordering::Relaxed);
+}
 
 /// Takes over a line of ggml's.
 pub fn from_ggml(level: i32, text: &str) {
-    static BUDGET: LazyLock<Mutex<LogBudget>> =
-        LazyLock::new(|| Mutex::new(LogBudget::new(Instant::now(), GGML_LINES)));
     let text = text.trim_end();
     if text.is_empty() {
         return;
-    }
-    match BUDGET.lock().unwrap_or_else(PoisonError::into_inner).ask(Instant::now()) {
-        Verdict::Suppress => return,
-        Verdict::Write { suppressed: 0 } => {}
-        Verdict::Write { suppressed } => tracing::warn!("ggml: {suppressed} lines suppressed"),
     }
     match level {
         4 => tracing::error!("ggml: {text}"),
@@ -47,48 +82,74 @@ pub fn from_ggml(level: i32, text: &str) {
     }
 }
 
-/// How long a budget of lines lasts.
-const WINDOW: Duration = Duration::from_secs(1);
-
-/// Bounds the lines that one context's guest causes.
 #[derive(Debug)]
-pub struct LogBudget {
-    window: Instant,
-    limit: u64,
-    lines: u64,
-    suppressed: u64,
+enum Output {
+    File(File),
+    Stderr,
 }
 
-/// What to do with a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Write it, and say how many were suppressed before it.
-    Write {
-        /// Lines suppressed since the last one written.
-        suppressed: u64,
-    },
-    /// Do not write it.
-    Suppress,
+/// Lines of a second that are kept for warnings and errors: what ggml tells of devices does not hide them.
+const RESERVED_LINES: u64 = 2;
+
+/// The writer of all lines.
+#[derive(Debug)]
+struct Lines {
+    output: Output,
+    start: Instant,
+    budget: Mutex<LineBudget>,
 }
 
-impl LogBudget {
-    /// A budget of `limit` lines a second, full at `now`.
-    #[must_use]
-    pub fn new(now: Instant, limit: u64) -> Self {
-        Self { window: now, limit, lines: 0, suppressed: 0 }
+impl Lines {
+    fn new(output: Output) -> Self {
+        Self { output, start: Instant::now(), budget: Mutex::default() }
+    }
+}
+
+/// The writer of one line.
+struct Line<'a> {
+    lines: &'a Lines,
+    reserved: u64,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line { lines: self, reserved: 0 }
     }
 
-    /// Asks for a line at `now`.
-    pub fn ask(&mut self, now: Instant) -> Verdict {
-        if now.duration_since(self.window) >= WINDOW {
-            (self.window, self.lines) = (now, 0);
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Line<'a> {
+        let reserved = if *event.level() <= Level::WARN { 0 } else { RESERVED_LINES };
+        Line { lines: self, reserved }
+    }
+}
+
+impl Write for Line<'_> {
+    /// Takes the line; one that is not admitted is dropped.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let limit = LIMIT.load(Ordering::Relaxed);
+        let limit = if limit > 2 * self.reserved { limit - self.reserved } else { limit };
+        let Lines { output, start, budget } = self.lines;
+        let mut budget = budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left_out) = budget.admit(start.elapsed(), limit) else {
+            return Ok(line.len());
+        };
+        drop(budget);
+        // One line is one write: lines of several processes are not mixed. Some of ggml's have line ends inside.
+        let text = String::from_utf8_lossy(line);
+        let whole = format!("{}{}\n", text.trim_end().replace('\n', " "), LeftOut(left_out));
+        match output {
+            Output::File(file) => {
+                let mut file = file;
+                file.write_all(whole.as_bytes())?;
+            }
+            Output::Stderr => io::stderr().write_all(whole.as_bytes())?,
         }
-        if self.lines == self.limit {
-            self.suppressed += 1;
-            return Verdict::Suppress;
-        }
-        self.lines += 1;
-        Verdict::Write { suppressed: std::mem::take(&mut self.suppressed) }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -97,15 +158,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_leaves_ten_lines_a_second_and_a_count() {
-        let start = Instant::now();
-        let mut budget = LogBudget::new(start, 10);
-        let asked = |budget: &mut LogBudget, at| {
-            (0..1000).filter(|_| budget.ask(start + at) != Verdict::Suppress).count()
-        };
-        assert_eq!(asked(&mut budget, Duration::ZERO), 10);
-        assert_eq!(asked(&mut budget, Duration::from_millis(999)), 0);
-        assert_eq!(budget.ask(start + WINDOW), Verdict::Write { suppressed: 1990 });
-        assert_eq!(budget.ask(start + WINDOW), Verdict::Write { suppressed: 0 });
+    fn s28_a_log_file_keeps_what_is_in_it() {
+        let path = std::env::temp_dir().join(format!("apir-log-{}", std::process::id()));
+        for _ in 0..2 {
+            let lines = Lines::new(Output::File(open(&path.clone().into_os_string()).unwrap()));
+            lines.make_writer().write_all(b"a guest's trace\n").unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(text, "a guest's trace\na guest's trace\n");
+    }
+
+    #[test]
+    fn t21_a_line_with_line_ends_is_one_line_and_a_flood_ends() {
+        let path = std::env::temp_dir().join(format!("apir-flood-{}", std::process::id()));
+        let lines = Lines::new(Output::File(open(&path.clone().into_os_string()).unwrap()));
+        for _ in 0..1000 {
+            lines.make_writer().write_all(b"one\ntwo\n").unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // A slow machine may take more than one second for it.
+        let written = text.lines().count();
+        assert!((10..=50).contains(&written), "{written}");
+        assert!(text.lines().all(|line| line.starts_with("one two")), "{text}");
     }
 }

@@ -11,9 +11,9 @@ use apir_ggml::GgmlLibrary;
 use apir_protocol::command::{HandlerCode, InitializeCode};
 use apir_protocol::constants::INITIALIZE_BASE;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 /// What the renderer offers: one static table, the same for every context.
@@ -74,18 +74,20 @@ unsafe fn initialize(ctx_id: u32, callbacks: *const Callbacks) -> Result<(), Ini
         // SAFETY: the renderer's function takes a C string and gives one, or null.
         let value = unsafe { get(ctx_id, name.as_ptr()) };
         // SAFETY: as above; the text is copied before anything else is asked for.
-        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+        (!value.is_null()).then(|| OsStr::from_bytes(unsafe { CStr::from_ptr(value) }.to_bytes()).to_owned())
     };
-    let config = Config::read(key, |name| std::env::var(name).ok())?;
+    let config = Config::read(key, |name| std::env::var_os(name))?;
+    crate::log::set_limit(config.limits.log_lines);
     // SAFETY: whoever set the path trusts the file. Graphs and operations pass the verifier first, and a context's
     // buffers are used under its lock alone.
-    let library = unsafe { GgmlLibrary::open(Path::new(&config.library), Some(&config.registration)) }?;
+    let library = unsafe { GgmlLibrary::open(&config.library, Some(&config.registration)) }?;
     library.log_to(crate::log::from_ggml);
     let found = library.describe();
     // SAFETY: the renderer's function may be called while the context lives, and a blob stays while a command runs.
     let blobs = unsafe { Blobs::new(ctx_id, get_shmem_ptr) };
     let context = Context::new(ctx_id, blobs, library, &config)?;
-    tracing::info!("context {ctx_id}: {}: {found}", config.library);
+    let device = context.describe_device();
+    tracing::info!("context {ctx_id}: {}: {found}; device {device}", config.library.display());
     contexts().insert(ctx_id, Arc::new(Mutex::new(context)));
     Ok(())
 }

@@ -225,6 +225,8 @@ pub enum InitializeCode {
     NoDevice = 8,
     /// The device gave no backend.
     BackendInitFailed = 9,
+    /// A setting of the plugin has a value that it cannot have.
+    BadSetting = 32,
 }
 impl InitializeCode {
     /// The member with this number, if there is one.
@@ -241,6 +243,7 @@ impl InitializeCode {
             7 => Some(Self::AlreadyInitialized),
             8 => Some(Self::NoDevice),
             9 => Some(Self::BackendInitFailed),
+            32 => Some(Self::BadSetting),
             _ => None,
         }
     }
@@ -265,6 +268,7 @@ impl InitializeCode {
             Self::AlreadyInitialized => "This context is initialized already",
             Self::NoDevice => "The backend has no device",
             Self::BackendInitFailed => "The device gave no backend",
+            Self::BadSetting => "A setting of the plugin has a value that it cannot have",
         }
     }
 }

@@ -105,10 +105,10 @@ fn t21_what_ggml_says_of_a_guests_commands_is_bounded() -> Result<(), Error> {
     check(failed > 19_000, || format!("only {failed} allocations failed"))?;
     let lines = server.stderr();
     let count = lines.lines().filter(|line| line.contains("ggml: ")).count() as u64;
-    // A hundred a second, and a count of the others in front of them.
-    let most = 101 * (started.elapsed().as_secs() + 2);
+    // Ten a second, each with a count of the others before it.
+    let most = 10 * (started.elapsed().as_secs() + 2);
     check(count <= most && count < 19_000, || format!("{count} lines of ggml's, {most} may be"))?;
-    check(lines.contains("lines suppressed"), || lines.clone())
+    check(lines.contains("earlier lines left out"), || lines.clone())
 }
 
 #[test]

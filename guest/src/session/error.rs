@@ -167,7 +167,9 @@ fn plugin_fix(code: PluginCode) -> &'static str {
              links load"
         }
         PluginCode::SymbolMissing => {
-            "name its registration function on the host: --ggml-reg SYMBOL, or APIR_LLAMA_CPP_GGML_LIBRARY_REG"
+            "name a ggml backend on the host, such as libggml-cpu.so (--ggml-library, APIR_LLAMA_CPP_GGML_LIBRARY_PATH), \
+             or the registration function that it has (--ggml-reg, APIR_LLAMA_CPP_GGML_LIBRARY_REG); the host's output \
+             says what it lacks"
         }
     }
 }
@@ -185,6 +187,7 @@ fn initialize_fix(code: InitializeCode) -> &'static str {
         InitializeCode::AlreadyInitialized => {
             "this host's plugin serves one context a process: end the other guest, or use apir serve"
         }
+        InitializeCode::BadSetting => "the host's output names the variable and its right form",
         InitializeCode::NoDevice => "check on the host that the GPU and its driver are there",
         InitializeCode::Success | InitializeCode::BackendInitFailed => SEE_OUTPUT,
     }

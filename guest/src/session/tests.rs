@@ -51,7 +51,7 @@ fn a_wrong_handshake_is_no_host() {
 #[test]
 fn every_load_code_is_one_line_with_what_and_fix() {
     let mut lines = Vec::new();
-    for code in 1..40 {
+    for code in 1..50 {
         let (link, host) = FakeLink::new();
         host.0.lock().unwrap().load = code;
         let line = Session::open(link).unwrap_err().to_string();
@@ -68,6 +68,8 @@ fn every_load_code_is_one_line_with_what_and_fix() {
     says(9, "No ggml library is configured");
     says(10, "ggml library could not be opened");
     says(11, "--ggml-reg");
+    says(11, "libggml-cpu.so");
+    says(44, "A setting of the plugin");
     for code in 13..=21 {
         let known = InitializeCode::from_number(code as u32 - 12).unwrap();
         says(code, known.description());
