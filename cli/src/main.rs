@@ -2,11 +2,13 @@
 #![forbid(unsafe_code)]
 
 use apir_renderer::worker::{self, Blobs, Libraries, WorkerOptions};
-use apir_renderer::{Error, Sandbox, Server, ServerOptions, log_filter, log_filter_or_default};
+use apir_renderer::{
+    Error, QueuedStderr, Sandbox, Server, ServerOptions, log_filter, log_filter_or_default, score,
+};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -26,6 +28,12 @@ enum Command {
     /// Serve one client; started by `apir serve`, and by the virglrenderer drop-in in a VMM.
     #[command(hide = true)]
     Worker(Worker),
+    /// Load a library and print how well it fits this processor; started for a choice among several.
+    #[command(hide = true)]
+    Score {
+        /// The library.
+        library: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -36,7 +44,8 @@ struct Serve {
     /// The APIR plugin, libggml-virtgpu-backend.so.
     #[arg(long, value_name = "FILE")]
     plugin: PathBuf,
-    /// The ggml backend library to serve, such as libggml-cuda.so or libggml-cpu.so.
+    /// The ggml backend library to serve, such as libggml-cuda.so or libggml-cpu.so; of a folder or of a pattern such as
+    /// 'DIR/libggml-cpu-*.so' the variant that fits the processor best.
     #[arg(long, value_name = "FILE")]
     ggml_library: PathBuf,
     /// The library's registration symbol, where it is not the plugin's default.
@@ -82,12 +91,17 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve(options),
         Command::Worker(options) => {
             // Its starter has told of a wrong filter.
-            start_logging(log_filter_or_default().0);
+            // Its lines are taken apart by whoever reads them.
+            start_logging(log_filter_or_default().0, io::stderr, false, false);
             let context = options.context;
             if let Err(error) = work(options) {
                 tracing::warn!("context {context}: {error}");
                 return ExitCode::FAILURE;
             }
+            Ok(())
+        }
+        Command::Score { library } => {
+            let _ = writeln!(io::stdout(), "{}", score(&library));
             Ok(())
         }
     };
@@ -101,7 +115,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(options: Serve) -> Result<(), Error> {
-    start_logging(log_filter()?);
+    start_logging(log_filter()?, || QueuedStderr, true, io::stderr().is_terminal());
     let server = Server::bind(ServerOptions {
         socket: options.socket,
         plugin: options.plugin,
@@ -110,7 +124,9 @@ fn serve(options: Serve) -> Result<(), Error> {
         sandbox: Sandbox::from_environment()?,
     })?;
     say(&server.to_string());
-    server.run()
+    let ended = server.run();
+    QueuedStderr::flush();
+    ended
 }
 
 fn work(options: Worker) -> Result<(), Error> {
@@ -132,10 +148,17 @@ fn work(options: Worker) -> Result<(), Error> {
     })
 }
 
-fn start_logging(filter: EnvFilter) {
+fn start_logging<W: Write + 'static>(
+    filter: EnvFilter,
+    writer: impl Fn() -> W + Send + Sync + 'static,
+    target: bool,
+    colours: bool,
+) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_target(target)
+        .with_ansi(colours && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
+        .with_writer(writer)
         // A standard error that is gone must not end the server.
         .log_internal_errors(false)
         .init();

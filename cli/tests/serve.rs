@@ -145,8 +145,9 @@ fn sigterm_and_sigint_remove_the_socket_and_end_the_workers() {
 #[test]
 fn a_worker_that_does_not_stop_is_killed() {
     let mut server = Server::start();
-    let guest = Guest::ready(&server);
-    guest.submit(2, 6, &[600_000]).unwrap();
+    let _guest = Guest::ready(&server);
+    // One that computes ends of its own accord.
+    kill(server.workers()[0], Signal::SIGSTOP).unwrap();
     let start = Instant::now();
     assert_eq!(server.stop(Signal::SIGTERM).code(), Some(0));
     assert!(start.elapsed() < Duration::from_secs(10));
@@ -328,10 +329,12 @@ fn a_server_out_of_descriptors_waits_and_does_not_spin() {
 fn a_worker_that_cannot_start_turns_its_client_away() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("worker");
-    std::fs::write(&program, "").unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_apir"), &program).unwrap();
     let server = Server::start_with(|command| {
         command.env("APIR_WORKER", &program);
     });
+    Guest::ready(&server).check();
+    std::fs::remove_file(&program).unwrap();
     for _ in 0..3 {
         assert_eq!(Raw::connect(&server.socket()).receive(), None);
     }
@@ -339,12 +342,36 @@ fn a_worker_that_cannot_start_turns_its_client_away() {
 }
 
 #[test]
-fn another_program_can_be_the_worker() {
-    let server = Server::start_with(|command| {
-        command.env("APIR_WORKER", "/bin/false");
-    });
-    assert_eq!(Raw::connect(&server.socket()).receive(), None);
-    server.wait_for_line("ended with exit status: 1");
+fn t31_a_worker_program_that_serves_nobody_is_found_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, plugin, empty) = (folder.path().join("socket"), fake_plugin(), folder.path().join("empty"));
+    std::fs::write(&empty, "").unwrap();
+    let line = refused(&socket, &plugin, &plugin, Some(&empty));
+    assert!(
+        line.contains("worker program") && line.contains("set APIR_WORKER to the apir program"),
+        "{line}"
+    );
+    let line = refused(&socket, &plugin, &plugin, Some(Path::new("/bin/false")));
+    assert!(line.contains("a trial worker ended with exit status: 1 before it had loaded"), "{line}");
+}
+
+#[test]
+fn t31_a_plugin_that_does_not_start_is_found_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_apir"))
+        .arg("serve")
+        .arg("--socket")
+        .arg(folder.path().join("socket"))
+        .arg("--plugin")
+        .arg(fake_plugin())
+        .arg("--ggml-library")
+        .arg(fake_plugin())
+        .args(["--ggml-reg", "code=3"])
+        .output()
+        .unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.contains("the plugin did not start: code 3"), "{line}");
 }
 
 #[test]
@@ -423,7 +450,7 @@ fn bad_options_get_one_line_with_the_fix() {
 }
 
 #[test]
-fn wrong_variables_and_an_empty_symbol_are_refused_with_the_fix() {
+fn t31_wrong_variables_and_an_empty_symbol_are_refused_with_the_fix() {
     let folder = tempfile::tempdir().unwrap();
     let run = |option: &[&str], variable: (&str, &str)| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_apir"));
@@ -449,6 +476,11 @@ fn wrong_variables_and_an_empty_symbol_are_refused_with_the_fix() {
             "apir: APIR_SANDBOX_PROFILE=gpu: must be cpu, vulkan, cuda, rocm or any",
         ),
         ("APIR_SANDBOX_READ", "lib", "apir: APIR_SANDBOX_READ=lib: must be full paths"),
+        (
+            "APIR_LLAMA_CPP_LOG_TO_FILE",
+            "/nonexistent/log",
+            "apir: APIR_LLAMA_CPP_LOG_TO_FILE=/nonexistent/log: cannot be opened to append to: No such file",
+        ),
     ] {
         let line = run(&[], (name, value));
         assert!(line.starts_with(wanted) && line.lines().count() == 1, "{line}");

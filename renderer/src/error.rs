@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::context::Fatal;
+use crate::probe::ProbeError;
 use apir_protocol::socket::{FrameError, SOCKET_VERSION};
 use std::ffi::OsString;
 use std::io;
@@ -40,6 +41,9 @@ pub enum Error {
         /// What the system said.
         cause: String,
     },
+    /// What is to be served cannot be: a setting, the plugin or the ggml library is wrong.
+    #[error("{0}")]
+    Probe(#[from] ProbeError),
     /// The program of the workers is not there.
     #[error("worker program {}: {source}; set APIR_WORKER to the apir program", .path.display())]
     WorkerProgram {

@@ -7,19 +7,26 @@
 
 mod blob;
 mod chain;
+mod choose;
 mod context;
 mod dropin;
 mod error;
+mod launch;
 mod log;
 mod plugin;
+mod probe;
+mod relay;
 mod sandbox;
 mod server;
 mod state;
 mod virgl;
+mod waiting;
 pub mod worker;
 
 pub use context::{Config, Context, CreatedBlob, Fatal};
 pub use error::Error;
-pub use log::{filter as log_filter, filter_or_default as log_filter_or_default};
+pub use log::{QueuedStderr, filter as log_filter, filter_or_default as log_filter_or_default};
+pub use plugin::score;
+pub use probe::ProbeError;
 pub use sandbox::{Profile, Sandbox};
 pub use server::{Server, ServerOptions};

@@ -3,6 +3,7 @@
 //! Signatures are those of virglrenderer's APIR component; a plugin cannot tell this process from its worker.
 use crate::blob::Blob;
 use crate::state::State;
+use apir_ggml::library::Candidate;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use memmap2::MmapRaw;
 use std::error::Error;
@@ -52,6 +53,16 @@ extern "C" fn get_shmem_ptr(context: u32, res_id: u32) -> *mut c_void {
     State::find(context)
         .and_then(|state| state.look_up(res_id))
         .map_or(ptr::null_mut(), |blob| blob.as_ptr().cast())
+}
+
+/// What a library is, in the words that a choice among several reads: `variant SCORE`, `backend` or `other`.
+pub fn score(library: &Path) -> String {
+    // SAFETY: the host's user named this library, or the folder that it is in, to be run.
+    match unsafe { Candidate::ask(library) } {
+        Candidate::Variant(score) => format!("variant {score}"),
+        Candidate::Backend => "backend".to_owned(),
+        Candidate::Other => "other".to_owned(),
+    }
 }
 
 /// Why a plugin could not be loaded.

@@ -1,10 +1,16 @@
 //! The server: a listening socket, and a worker process for each client.
 #![forbid(unsafe_code)]
 
+use crate::choose::choose;
 use crate::error::Error;
-use crate::log::{LeftOut, LogLimit, TARGET};
+use crate::launch::Launch;
+use crate::log::{self, TARGET};
 use crate::plugin::Plugin;
+use crate::probe::probe;
+use crate::relay::{Wait, WorkerLine, WorkerOutput};
 use crate::sandbox::Sandbox;
+use crate::waiting::{MAX_PER_PEER, MAX_WAITING, Peer, Waiting};
+use crate::worker::Libraries;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -22,7 +28,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// Environment variable with the program that is run as `PROGRAM worker …` for each client.
@@ -31,8 +37,24 @@ const WORKER_VARIABLE: &str = "APIR_WORKER";
 const SOCKET_PATH_LIMIT: usize = if cfg!(target_os = "macos") { 103 } else { 107 };
 /// How long accepting rests when the system is out of descriptors: clients wait in the backlog.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// How long workers may take to end their plugins when the server stops.
-const STOP_GRACE: Duration = Duration::from_secs(2);
+/// Clients that the system keeps for the next accepting; a process that connects faster waits.
+const BACKLOG: i32 = 128;
+/// Clients accepted before the server looks at its workers again.
+const ACCEPTS_PER_ROUND: usize = 64;
+/// Workers that are starting at a time, of all clients and of one peer's: the processor is shared with those that run.
+const MAX_STARTING: usize = 4;
+const MAX_STARTING_PER_PEER: usize = 2;
+/// Time from one line on clients that left at once to the next.
+const GONE_PERIOD: Duration = Duration::from_secs(1);
+/// How long a worker counts as starting, should it never say that it has started.
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// The most workers at a time, as in virglrenderer's server, and the most of one peer's.
+const MAX_WORKERS: usize = 256;
+const MAX_WORKERS_PER_PEER: usize = 192;
+/// How long workers may take to end when the server stops: longer than they may compute for a client that has left.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+/// How long loading the ggml library may take: drivers of GPUs compile kernels then.
+const PROBE_LIMIT: Duration = Duration::from_secs(120);
 
 /// What `apir serve` is told.
 #[derive(Debug, Clone)]
@@ -53,20 +75,45 @@ pub struct ServerOptions {
 #[derive(Debug)]
 pub struct Server {
     options: ServerOptions,
-    program: PathBuf,
+    launch: Launch,
+    // What the plugin said of the library and its device.
+    serves: String,
     signals: SignalFd,
     listener: OwnedFd,
     // Device and inode of the socket file, so that only our own is removed at the end.
     identity: (u64, u64),
+    waiting: Waiting<OwnedFd>,
     workers: Vec<Worker>,
     last_client: u32,
-    limit: LogLimit,
+    // Clients that left before they had a worker and were not told of, and when some were.
+    gone: u64,
+    gone_told: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Worker {
     client: u32,
+    peer: Peer,
     process: Child,
+    output: WorkerOutput,
+    start: Instant,
+}
+
+impl Worker {
+    fn is_starting(&self, now: Instant) -> bool {
+        !self.output.has_started() && now - self.start < START_LIMIT
+    }
+
+    fn log(client: u32) -> impl FnMut(&WorkerLine<'_>) {
+        move |line| {
+            let write = |text: &str| log::QueuedStderr::line(&format!("{}{text}", line.head()));
+            log::from_worker(format_args!("client {client}"), line, write);
+        }
+    }
+
+    fn read(&mut self) {
+        self.output.read(Self::log(self.client));
+    }
 }
 
 impl Server {
@@ -78,14 +125,21 @@ impl Server {
     pub fn bind(options: ServerOptions) -> Result<Self, Error> {
         let options = ServerOptions {
             plugin: plugin(&options.plugin)?,
-            ggml_library: library(
-                "--ggml-library",
-                &options.ggml_library,
-                "a ggml backend library such as libggml-cpu.so",
-            )?,
+            ggml_library: ggml_library(&options.ggml_library)?,
             ..options
         };
-        let program = worker_program()?;
+        log::open_file()?;
+        let launch = Launch {
+            program: worker_program()?,
+            libraries: Libraries {
+                plugin: Some(options.plugin.clone()),
+                ggml_library: Some(options.ggml_library.clone()),
+                ggml_reg: options.ggml_reg.clone(),
+            },
+            sandbox: options.sandbox.clone(),
+            attach: false,
+        };
+        let serves = probe(&launch, PROBE_LIMIT)?;
         let mut mask = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
             mask.add(signal);
@@ -96,13 +150,16 @@ impl Server {
         let (listener, identity) = listen_at(&options.socket)?;
         Ok(Self {
             options,
-            program,
+            launch,
+            serves,
             signals,
             listener,
             identity,
+            waiting: Waiting::default(),
             workers: Vec::new(),
             last_client: 0,
-            limit: LogLimit::default(),
+            gone: 0,
+            gone_told: None,
         })
     }
 
@@ -115,33 +172,63 @@ impl Server {
     pub fn run(mut self) -> Result<(), Error> {
         let mut rest_until: Option<Instant> = None;
         loop {
-            let rest = rest_until.map(|until| until.saturating_duration_since(Instant::now()));
-            if rest.is_some_and(|rest| rest.is_zero()) {
-                rest_until = None;
-                continue;
-            }
-            let mut fds = [
-                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
-            ];
-            let watched = if rest.is_some() { 1 } else { 2 };
-            match poll(&mut fds[..watched], timeout(rest)) {
-                Ok(_) | Err(Errno::EINTR) => {}
+            let now = Instant::now();
+            rest_until = rest_until.filter(|until| *until > now);
+            let (accepting, readable) = match self.wait(rest_until) {
+                Ok(ready) => ready,
                 Err(errno) => {
                     self.stop();
                     return Err(Error::io("wait for clients")(errno));
                 }
-            }
-            let waiting = rest.is_none() && fds[1].any() == Some(true);
+            };
             if self.told_to_stop() {
                 self.stop();
                 return Ok(());
             }
+            for index in readable {
+                self.workers[index].read();
+            }
             self.reap();
-            if waiting && !self.accept() {
+            if accepting && !self.accept() {
                 rest_until = Some(Instant::now() + ACCEPT_REST);
             }
+            self.start_workers();
         }
+    }
+
+    /// Waits for something to do: whether clients can be accepted, and which workers have written something.
+    fn wait(&mut self, rest_until: Option<Instant>) -> Result<(bool, Vec<usize>), Errno> {
+        let now = Instant::now();
+        let mut until = rest_until;
+        let mut sooner = |time: Instant| until = Some(until.map_or(time, |until| until.min(time)));
+        let mut readers = Vec::new();
+        for (index, worker) in self.workers.iter_mut().enumerate() {
+            match worker.output.wait_for(now) {
+                Some(Wait::Readable) => readers.push(index),
+                Some(Wait::Until(time)) => sooner(time),
+                None => {}
+            }
+            if worker.is_starting(now) && self.waiting.len() > 0 {
+                sooner(worker.start + START_LIMIT);
+            }
+        }
+        let listens = rest_until.is_none() && self.waiting.len() < MAX_WAITING;
+        let listener = if listens { PollFlags::POLLIN } else { PollFlags::empty() };
+        let mut fds = vec![
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.listener.as_fd(), listener),
+        ];
+        fds.extend(
+            readers.iter().map(|&index| PollFd::new(self.workers[index].output.as_fd(), PollFlags::POLLIN)),
+        );
+        match poll(&mut fds, timeout(until.map(|until| until.saturating_duration_since(now)))) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok((false, Vec::new())),
+            Err(errno) => return Err(errno),
+        }
+        let accepting = listens && fds[1].any() == Some(true);
+        let ready = readers.iter().zip(&fds[2..]).filter(|(_, fd)| fd.any() == Some(true));
+        Ok((accepting, ready.map(|(index, _)| *index).collect()))
     }
 
     /// Takes every signal that has come; true when one of them asks the server to stop.
@@ -153,89 +240,106 @@ impl Server {
         stop
     }
 
-    /// Accepts one client; false when the system has no room for it now.
+    /// Accepts the clients that wait; false when the system has no room for them now.
     fn accept(&mut self) -> bool {
-        match accept4(&self.listener, SockFlag::SOCK_CLOEXEC) {
-            Ok(client) => {
-                self.start_worker(client);
-                true
+        for _ in 0..ACCEPTS_PER_ROUND {
+            if self.waiting.len() >= MAX_WAITING {
+                break;
             }
-            // The client has gone again, or another signal came first.
-            Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED) => true,
-            Err(errno) => {
-                self.warn(format_args!(
-                    "cannot accept a client: {errno}; trying again in {} ms",
-                    ACCEPT_REST.as_millis()
+            let client = match accept4(&self.listener, SockFlag::SOCK_CLOEXEC) {
+                Ok(client) => client,
+                Err(Errno::EAGAIN) => break,
+                // The client has gone again, or another signal came first.
+                Err(Errno::EINTR | Errno::ECONNABORTED) => continue,
+                Err(errno) => {
+                    let rest = ACCEPT_REST.as_millis();
+                    log::warn(format_args!("cannot accept a client: {errno}; trying again in {rest} ms"));
+                    return false;
+                }
+            };
+            let peer = getsockopt(&client, sockopt::PeerCredentials);
+            let peer = peer.map_or(Peer::default(), |peer| Peer { user: peer.uid(), process: peer.pid() });
+            if !self.waiting.push(peer, client) {
+                log::warn(format_args!(
+                    "a client turned away: {MAX_PER_PEER} of process {} wait already",
+                    peer.process
                 ));
-                false
             }
+        }
+        true
+    }
+
+    /// Starts workers for clients that wait, as many as may start at a time.
+    fn start_workers(&mut self) {
+        let mut gone = self.gone;
+        while self.waiting.len() > 0 {
+            let now = Instant::now();
+            let starting = || self.workers.iter().filter(|worker| worker.is_starting(now));
+            if starting().count() >= MAX_STARTING {
+                break;
+            }
+            let may_start =
+                |peer| starting().filter(|worker| worker.peer == peer).count() < MAX_STARTING_PER_PEER;
+            let Some((peer, client)) = self.waiting.next(may_start, &mut gone) else { break };
+            let of_peer = self.workers.iter().filter(|worker| worker.peer == peer).count();
+            if self.workers.len() >= MAX_WORKERS || of_peer >= MAX_WORKERS_PER_PEER {
+                log::warn(format_args!(
+                    "a client of process {} turned away: {} workers are running, the limit is {MAX_WORKERS}; \
+                     {of_peer} are its own, the limit is {MAX_WORKERS_PER_PEER}",
+                    peer.process,
+                    self.workers.len()
+                ));
+                continue;
+            }
+            self.start_worker(peer, client);
+        }
+        self.gone = gone;
+        if gone > 0 && self.gone_told.is_none_or(|told| told.elapsed() >= GONE_PERIOD) {
+            log::info(format_args!("{gone} clients left before they had a worker"));
+            (self.gone, self.gone_told) = (0, Some(Instant::now()));
         }
     }
 
-    fn start_worker(&mut self, client: OwnedFd) {
+    fn start_worker(&mut self, peer: Peer, client: OwnedFd) {
         self.last_client = self.last_client.wrapping_add(1).max(1);
         let number = self.last_client;
-        let peer = getsockopt(&client, sockopt::PeerCredentials).map(|peer| peer.pid());
-        let mut command = Command::new(&self.program);
-        command
-            .args(["worker", "--fd", "0"])
-            .args(["--context", &number.to_string()])
-            .args(["--server", &std::process::id().to_string()])
-            .arg("--plugin")
-            .arg(&self.options.plugin)
-            .arg("--ggml-library")
-            .arg(&self.options.ggml_library)
-            .env_clear()
-            .envs(self.options.sandbox.environment())
-            .stdin(Stdio::from(client));
-        if let Some(symbol) = &self.options.ggml_reg {
-            command.arg("--ggml-reg").arg(symbol);
-        }
-        match command.spawn() {
-            Ok(process) => {
-                if let Some(left_out) = self.limit.admit() {
-                    tracing::info!(
-                        target: TARGET,
-                        "client {number} connected: process {}, worker {}{}",
-                        peer.unwrap_or(0),
-                        process.id(),
-                        LeftOut(left_out)
-                    );
-                }
-                self.workers.push(Worker { client: number, process });
+        match self.launch.spawn(client, number) {
+            Ok((process, output)) => {
+                log::info(format_args!(
+                    "client {number} connected: process {}, worker {}",
+                    peer.process,
+                    process.id()
+                ));
+                self.workers.push(Worker { client: number, peer, process, output, start: Instant::now() });
             }
-            Err(error) => self.warn(format_args!(
+            Err(error) => log::warn(format_args!(
                 "client {number} turned away: cannot start {}: {error}",
-                self.program.display()
+                self.launch.program.display()
             )),
         }
     }
 
-    /// Forgets the workers that have ended, with a line for each.
+    /// Forgets the workers that have ended, with what they wrote last and a line for each.
     fn reap(&mut self) {
-        let limit = &self.limit;
-        self.workers.retain_mut(|worker| {
+        for mut worker in std::mem::take(&mut self.workers) {
             let (client, pid) = (worker.client, worker.process.id());
-            match worker.process.try_wait() {
-                Ok(None) => return true,
-                Ok(Some(status)) if status.success() => {
-                    if let Some(left_out) = limit.admit() {
-                        tracing::info!(target: TARGET, "client {client} left{}", LeftOut(left_out));
-                    }
+            let status = match worker.process.try_wait() {
+                Ok(None) => {
+                    self.workers.push(worker);
+                    continue;
                 }
+                status => status,
+            };
+            worker.output.drain(Worker::log(client));
+            match status {
+                Ok(Some(status)) if status.success() => log::info(format_args!("client {client} left")),
                 Ok(Some(status)) => {
-                    if let Some(left_out) = limit.admit() {
-                        tracing::warn!(
-                            target: TARGET,
-                            "client {client} lost: worker {pid} ended with {status}{}",
-                            LeftOut(left_out)
-                        );
-                    }
+                    log::warn(format_args!("client {client} lost: worker {pid} ended with {status}"));
                 }
-                Err(error) => tracing::warn!(target: TARGET, "worker {pid} cannot be waited for: {error}"),
+                Ok(None) => {}
+                Err(error) => log::warn(format_args!("worker {pid} cannot be waited for: {error}")),
             }
-            false
-        });
+        }
     }
 
     fn stop(mut self) {
@@ -271,12 +375,6 @@ impl Server {
             }
         }
     }
-
-    fn warn(&self, line: fmt::Arguments<'_>) {
-        if let Some(left_out) = self.limit.admit() {
-            tracing::warn!(target: TARGET, "{line}{}", LeftOut(left_out));
-        }
-    }
 }
 
 impl fmt::Display for Server {
@@ -289,7 +387,11 @@ impl fmt::Display for Server {
             self.options.plugin.display(),
             self.options.ggml_library.display(),
             self.options.sandbox.describe(Some(&self.options.ggml_library))
-        )
+        )?;
+        match self.serves.as_str() {
+            "" => Ok(()),
+            serves => write!(f, "; they serve {serves}"),
+        }
     }
 }
 
@@ -308,6 +410,17 @@ fn library(option: &'static str, path: &Path, wanted: &'static str) -> Result<Pa
         return Err(error("not a regular file".into()));
     }
     std::path::absolute(path).map_err(|cause| error(cause.to_string()))
+}
+
+/// The absolute path of the ggml library that the option names.
+fn ggml_library(path: &Path) -> Result<PathBuf, Error> {
+    const OPTION: &str = "--ggml-library";
+    const WANTED: &str = "a ggml backend library such as libggml-cpu.so";
+    let own = std::env::current_exe().map_err(Error::io("find this program's own file"))?;
+    match choose(&own, path) {
+        Ok(chosen) => library(OPTION, &chosen, WANTED),
+        Err(reason) => Err(Error::Library { option: OPTION, path: path.to_owned(), reason, wanted: WANTED }),
+    }
 }
 
 /// The absolute path of a plugin, which is tried out: a client would be told of a wrong one by a number alone.
@@ -355,7 +468,8 @@ fn listen_at(path: &Path) -> Result<(OwnedFd, (u64, u64)), Error> {
     })?;
     // Before listening: whoever may connect may compute on this host.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed("set its permissions"))?;
-    listen(&listener, Backlog::MAXCONN).map_err(|errno| failed("listen")(errno.into()))?;
+    let backlog = Backlog::new(BACKLOG).map_err(|errno| failed("listen")(errno.into()))?;
+    listen(&listener, backlog).map_err(|errno| failed("listen")(errno.into()))?;
     let identity = identity(path).map_err(failed("find it again"))?;
     Ok((listener, identity))
 }

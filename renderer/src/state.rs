@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::blob::Blob;
-use crate::log::{LeftOut, LogLimit, TARGET};
+use crate::log;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -19,7 +19,6 @@ pub(crate) struct State {
     config: BTreeMap<CString, CString>,
     blobs: Mutex<HashMap<u32, Arc<Blob>>>,
     bad_lookup: AtomicBool,
-    limit: LogLimit,
 }
 
 impl State {
@@ -29,13 +28,8 @@ impl State {
         if contexts.contains_key(&id) {
             return None;
         }
-        let state = Arc::new(Self {
-            id,
-            config,
-            blobs: Mutex::default(),
-            bad_lookup: AtomicBool::new(false),
-            limit: LogLimit::default(),
-        });
+        let state =
+            Arc::new(Self { id, config, blobs: Mutex::default(), bad_lookup: AtomicBool::new(false) });
         contexts.insert(id, state.clone());
         Some(state)
     }
@@ -91,9 +85,7 @@ impl State {
 
     /// Logs what a guest did wrong, at a bounded rate.
     pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
-        if let Some(left_out) = self.limit.admit() {
-            tracing::warn!(target: TARGET, "context {}: {line}{}", self.id, LeftOut(left_out));
-        }
+        log::warn(format_args!("context {}: {line}", self.id));
     }
 
     fn lock_blobs(&self) -> MutexGuard<'_, HashMap<u32, Arc<Blob>>> {

@@ -1,9 +1,12 @@
 //! A worker: the process of one client. It owns the client's socket from the start.
 use crate::context::{Config, Context};
 use crate::error::Error;
+use crate::log::TARGET;
+use crate::relay::STARTED;
 use crate::sandbox::Sandbox;
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::socket::{
@@ -13,23 +16,28 @@ use nix::sys::socket::{
 use nix::unistd::{dup2_stdin, getppid};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// Alignment of a command's arguments: more than virglrenderer's 4, so that no plugin reads askew.
 const ARGUMENT_ALIGN: usize = 16;
+
+/// How long a command may go on for a client that has left.
+const CLIENT_GRACE: Duration = Duration::from_secs(2);
 
 /// Environment variable with the plugin, as virglrenderer's APIR component reads it.
 const PLUGIN_VARIABLE: &str = "VIRGL_APIR_BACKEND_LIBRARY";
 /// The plugin beside the worker, where nothing names one.
 const PLUGIN_FILE: &str = "libggml-virtgpu-backend.so";
+/// Environment variable with the ggml library.
+pub(crate) const LIBRARY_VARIABLE: &str = "APIR_LLAMA_CPP_GGML_LIBRARY_PATH";
 /// What the plugin may ask for, and virglrenderer's environment variables for it.
-const ENTRIES: [(&str, &str); 2] = [
-    ("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH"),
-    ("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG"),
-];
+const ENTRIES: [(&str, &str); 2] =
+    [("ggml.library.path", LIBRARY_VARIABLE), ("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG")];
 
 /// What a worker serves.
 #[derive(Debug, Clone, Default)]
@@ -110,6 +118,9 @@ pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
     let _walls = options.sandbox.enter(&options.libraries)?;
+    end_with_client(&socket, options.context)?;
+    // Whoever started this process knows now that it runs. Standard error may be gone.
+    let _ = io::stderr().write_all(&[STARTED]);
     serve(&socket, options.context, &options.libraries, options.blobs)
 }
 
@@ -157,6 +168,30 @@ fn end_with_server(server: i32) -> Result<(), Error> {
         return Err(Error::ServerGone { server });
     }
     Ok(())
+}
+
+/// Ends the process some time after the client has closed its end, should the thread that serves it not do so before: it may be in a
+/// computation whose result nobody waits for. A connection that was shut down on this side counts as closed.
+fn end_with_client(socket: &OwnedFd, context: u32) -> Result<(), Error> {
+    let socket = socket.try_clone().map_err(Error::io("duplicate the client's socket"))?;
+    let watch = move || {
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+        while let Err(Errno::EINTR) = poll(&mut fds, PollTimeout::NONE) {}
+        thread::sleep(CLIENT_GRACE);
+        tracing::info!(
+            target: TARGET,
+            "context {context}: a command still runs {} s after its client left; ending the worker",
+            CLIENT_GRACE.as_secs()
+        );
+        // SAFETY: it takes a number and does not return. Exit handlers would meet threads that compute.
+        unsafe { nix::libc::_exit(0) }
+    };
+    // The receiving thread is told of every fault of the socket.
+    thread::Builder::new()
+        .name("apir-client".to_owned())
+        .spawn(watch)
+        .map(drop)
+        .map_err(Error::io("start a thread"))
 }
 
 static CLIENT: AtomicI32 = AtomicI32::new(-1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use apir_tests::error::{IoContext, check};
 use apir_tests::ggml_program::{GgmlProgram, event, warnings};
-use apir_tests::peers::{Dist, LlamaDir};
+use apir_tests::peers::{self, Dist, LlamaDir};
 use apir_tests::server::Serve;
 use apir_tests::{Error, fakes};
 
@@ -29,17 +29,6 @@ fn check_fallback(program: &GgmlProgram, named: &[&str]) -> Result<(), Error> {
         None => Ok(()),
         Some(part) => Err(Error::Unexpected(format!("{part:?} is not in {:?}", lines[0]))),
     }
-}
-
-/// As [`check_fallback`], with a server that runs, but cannot do what it shall; its own line must have all of `named`.
-fn check_refused_by_host(serve: &Serve, named: &[&str]) -> Result<(), Error> {
-    let (dist, llama) = (Dist::from_env()?, LlamaDir::from_env()?);
-    let server = serve.start()?;
-    check_fallback(&program(&dist, &llama).envs(server.guest_env()), &[])?;
-    let told = server.stderr();
-    let line = told.lines().find(|line| named.iter().all(|part| line.contains(part)));
-    check(line.is_some(), || format!("no line of the server has all of {named:?}:\n{told}"))?;
-    check(server.is_alive(), || "the server ended".to_owned())
 }
 
 /// Fails unless `apir serve` refuses with exit code 1 and one line with all of `named`.
@@ -91,46 +80,89 @@ fn no_socket_and_no_virtual_gpu() -> Result<(), Error> {
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn a_library_that_went_away() -> Result<(), Error> {
-    let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::text_file(folder.path())?;
+    let (dist, llama, folder) = (Dist::from_env()?, LlamaDir::from_env()?, temporary()?);
+    let library = folder.path().join("libggml-cpu.so");
+    std::os::unix::fs::symlink(llama.cpu_library(), &library).at("link", &library)?;
     let server = Serve::new(&dist, &library).start()?;
     std::fs::remove_file(&library).at("remove", &library)?;
-    let llama = LlamaDir::from_env()?;
-    check_fallback(&program(&dist, &llama).envs(server.guest_env()), &[])?;
-    check(server.stderr().contains(&name(&library)), || server.stderr())
+    check_fallback(&program(&dist, &llama).envs(server.guest_env()), &["--ggml-library"])?;
+    check(
+        server.stderr().contains(&format!("client 1: context 1: ggml library {}: ", name(&library))),
+        || server.stderr(),
+    )
 }
 
-#[test]
-#[ignore = "needs peers: cargo xtask test runs it"]
-fn a_library_that_is_text() -> Result<(), Error> {
+/// A server's start that is refused for its ggml library.
+fn check_library_refused(library: &Path, registration: Option<&str>, named: &[&str]) -> Result<(), Error> {
     let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::text_file(folder.path())?;
-    check_refused_by_host(&Serve::new(&dist, &library), &[&name(&library)])
+    let mut serve = Serve::new(&dist, library);
+    if let Some(symbol) = registration {
+        serve = serve.registration(symbol);
+    }
+    check_serve_refuses(&serve, &folder.path().join("socket"), &[&[name(library).as_str()], named].concat())
 }
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
-fn a_library_without_the_symbol() -> Result<(), Error> {
-    let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::empty_library(folder.path(), &LlamaDir::from_env()?)?;
-    check_refused_by_host(&Serve::new(&dist, &library), &[&name(&library), "ggml_backend_init"])
+fn t31_what_is_no_ggml_backend_is_found_at_the_start() -> Result<(), Error> {
+    let (llama, folder) = (LlamaDir::from_env()?, temporary()?);
+    let text = fakes::text_file(folder.path())?;
+    check_library_refused(&text, None, &["cannot be loaded: "])?;
+    let empty = fakes::empty_library(folder.path(), &llama)?;
+    check_library_refused(&empty, None, &["not a ggml backend", "ggml_backend_init", "name a backend"])?;
+    for part_of_ggml in ["libggml.so", "libggml-base.so"] {
+        let library = llama.path().join(part_of_ggml);
+        check_library_refused(&library, None, &["it has no function ggml_backend_init, as libggml.so"])?;
+    }
+    let plugin = Dist::from_env()?.plugin();
+    check_library_refused(&plugin, None, &["neither it nor a library that it needs is ggml's"])?;
+    let nothing = "ggml_backend_nothing_reg";
+    check_library_refused(
+        &llama.cpu_library(),
+        Some(nothing),
+        &[nothing, "but ggml_backend_init, the default"],
+    )?;
+    check_library_refused(&fakes::future_library(folder.path(), &llama)?, None, &["99"])
 }
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
-fn a_symbol_that_the_library_does_not_have() -> Result<(), Error> {
-    let (dist, llama) = (Dist::from_env()?, LlamaDir::from_env()?);
-    let library = llama.cpu_library();
-    let serve = Serve::new(&dist, &library).registration("ggml_backend_nothing_reg");
-    check_refused_by_host(&serve, &[&name(&library), "ggml_backend_nothing_reg"])
+fn t31_settings_that_do_not_parse_are_found_at_the_start() -> Result<(), Error> {
+    let (dist, llama, folder) = (Dist::from_env()?, LlamaDir::from_env()?, temporary()?);
+    let socket = folder.path().join("socket");
+    for (variable, value, form) in [
+        ("APIR_MAX_DEVICE_BYTES", "20GB", "a number of bytes such as 21474836480 or 20G"),
+        ("APIR_MAX_MAPPED_BYTES", "-1", "a number of bytes"),
+        ("APIR_MAX_COMMAND_BYTES", "0", "a number of bytes"),
+        ("APIR_MAX_BUFFERS", "many", "a number from 1 on"),
+        ("APIR_MAX_CACHED_GRAPHS", "1G", "a number"),
+        ("APIR_MAX_GRAPH_NODES", "0", "a number from 1 on"),
+        ("APIR_MAX_BAD_COMMANDS", "0", "a number from 1 on"),
+        ("APIR_MAX_COMMAND_MS", "1s", "a number from 1 on"),
+        ("APIR_MAX_LOG_LINES", "ten", "a number"),
+        ("APIR_HOST_THREADS", "0", "a number from 1 to 1024"),
+        ("APIR_PRESENT_AS", "cpu", "gpu, igpu or accel"),
+        ("APIR_INDEX_CHECK", "on", "all, leaf or off"),
+    ] {
+        let serve = Serve::new(&dist, &llama.cpu_library()).env(variable, value);
+        check_serve_refuses(&serve, &socket, &[&format!("apir: {variable}={value}: must be {form}")])?;
+    }
+    let server = Serve::new(&dist, &llama.cpu_library()).env("APIR_MAX_DEVICE_BYTES", "1G").start()?;
+    let told = server.stderr();
+    check(told.contains("; device CPU (") && told.contains("), 1024 MiB"), || told.clone())
 }
 
 #[test]
 #[ignore = "needs peers: cargo xtask test runs it"]
-fn a_library_of_a_version_to_come() -> Result<(), Error> {
-    let (dist, folder) = (Dist::from_env()?, temporary()?);
-    let library = fakes::future_library(folder.path(), &LlamaDir::from_env()?)?;
-    check_refused_by_host(&Serve::new(&dist, &library), &[&name(&library), "99"])
+fn t31_of_a_package_s_variants_the_best_that_runs_is_served() -> Result<(), Error> {
+    let (dist, variants) = (Dist::from_env()?, peers::ggml_api2()?);
+    for named in [variants.clone(), variants.join("libggml-cpu-*.so")] {
+        let server = Serve::new(&dist, &named).start()?;
+        let told = server.stderr();
+        check(told.contains(&format!("ggml library {}/libggml-cpu-", variants.display())), || told.clone())?;
+        check(told.contains("; device CPU ("), || told.clone())?;
+    }
+    check_library_refused(&variants.join("libggml-cuda*.so"), None, &["no file libggml-cuda*.so in "])
 }
 
 #[test]

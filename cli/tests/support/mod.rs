@@ -85,7 +85,7 @@ impl Server {
         command.arg("--plugin").arg(plugin).arg("--ggml-library").arg(ggml);
         command.env_remove("APIR_LOG").env_remove("APIR_WORKER").env("NO_COLOR", "1");
         command.env_remove("APIR_SANDBOX").env_remove("APIR_SANDBOX_PROFILE");
-        command.env("APIR_LLAMA_CPP_LOG_TO_FILE", folder.path().join("plugin.log"));
+        command.env_remove("APIR_LLAMA_CPP_LOG_TO_FILE").env_remove("APIR_MAX_LOG_LINES");
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         change(&mut command);
         let mut process = command.spawn().unwrap();
@@ -103,7 +103,10 @@ impl Server {
 
     /// Whether the fake plugin was told that a context ended.
     pub fn plugin_was_told(&self) -> bool {
-        std::fs::metadata(self.folder.path().join("plugin.log")).is_ok_and(|file| file.len() > 0)
+        // The first is the trial's, at the server's start.
+        let file = std::fs::read_to_string(self.folder.path().join("ggml.so.ended")).unwrap_or_default();
+        self.has_line("the fake plugin ended context")
+            || file.contains("context") && !file.contains("context 0")
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::{self, Write as _};
-use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -19,10 +18,11 @@ static SINK: Mutex<Option<Sink>> = Mutex::new(None);
 pub(crate) fn start() {
     let (filter, fault) = crate::log::filter_or_default();
     // A second start finds the first one's subscriber.
-    let started = tracing_subscriber::registry().with(filter).with(Lines).try_init();
-    if let (Ok(()), Some(fault)) = (started, fault) {
+    if tracing_subscriber::registry().with(filter).with(Lines).try_init().is_ok() {
         // A VMM starts all the same.
-        tracing::warn!(target: crate::log::TARGET, "{fault}");
+        for fault in fault.into_iter().chain(crate::log::open_file().err()) {
+            tracing::warn!(target: crate::log::TARGET, "{fault}");
+        }
     }
 }
 
@@ -37,13 +37,17 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut line = Line("apir: ".to_owned());
         event.record(&mut line);
-        // Called outside the lock: the VMM may call the library from there, which may log again.
-        let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match sink {
-            Some(sink) => sink(*event.metadata().level(), &line.0),
-            // A standard error that is gone must not end the VMM.
-            None => drop(writeln!(std::io::stderr(), "{}", line.0)),
-        }
+        write(*event.metadata().level(), &line.0);
+    }
+}
+
+/// Writes a line that is not to be filtered any more.
+pub(crate) fn write(level: Level, line: &str) {
+    // Called outside the lock: the VMM may call the library from there, which may log again.
+    let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match sink {
+        Some(sink) => sink(level, line),
+        None => crate::log::to_stderr(line),
     }
 }
 

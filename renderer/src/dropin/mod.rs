@@ -12,7 +12,7 @@ mod resources;
 
 use crate::blob::{self, Refused};
 use crate::chain::Chain;
-use crate::log::{LeftOut, LogLimit, TARGET};
+use crate::log::warn;
 use apir_protocol::constants::{CAPSET_APIR, CAPSET_VENUS, VENUS_COMMAND_TYPE_OFFSET};
 use contexts::{Context, Side};
 use fences::{Fence, Fences, Retire};
@@ -196,7 +196,6 @@ pub(crate) struct Device {
     fences: Fences,
     chain: Option<&'static Chain>,
     launcher: Launcher,
-    limit: Arc<LogLimit>,
 }
 
 struct Tables {
@@ -225,8 +224,10 @@ impl Device {
             tables: before.map_or_else(fresh, |before| before.tables.clone()),
             fences: Fences::new(vmm, at_once)?,
             chain,
-            launcher: Launcher::from_environment(library),
-            limit: before.map_or_else(Arc::default, |before| before.limit.clone()),
+            launcher: match before {
+                Some(before) => before.launcher.clone(),
+                None => Launcher::from_environment(library),
+            },
         })
     }
 
@@ -242,9 +243,7 @@ impl Device {
 
     /// Logs at a bounded rate: lines follow from what the guest does.
     pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
-        if let Some(left_out) = self.limit.admit() {
-            tracing::warn!(target: TARGET, "{line}{}", LeftOut(left_out));
-        }
+        warn(line);
     }
 
     /// Forgets every context and resource.
@@ -361,9 +360,8 @@ impl Device {
 
     fn start_worker(&self, id: u32, serial: u64) -> Result<peer::Peer, Refusal> {
         let tables = Arc::downgrade(&self.tables);
-        let limit = self.limit.clone();
         self.launcher
-            .start(move |ended| worker_ended(&tables, &limit, id, serial, ended))
+            .start(id, move |ended| worker_ended(&tables, id, serial, ended))
             .map_err(|cause| Refusal::Worker { id, cause })
     }
 
@@ -655,11 +653,9 @@ fn mapped(id: u32, memory: &Memory, mapping: &mut Option<memmap2::MmapRaw>) -> R
 }
 
 /// A worker has ended: unless its context has too, that one is lost.
-fn worker_ended(tables: &Weak<Mutex<Tables>>, limit: &LogLimit, id: u32, serial: u64, ended: peer::Ended) {
+fn worker_ended(tables: &Weak<Mutex<Tables>>, id: u32, serial: u64, ended: peer::Ended) {
     let Some(how) = ended else { return };
-    if let Some(left_out) = limit.admit() {
-        tracing::warn!(target: TARGET, "context {id} lost: {how}{}", LeftOut(left_out));
-    }
+    warn(format_args!("context {id} lost: {how}"));
     let Some(tables) = tables.upgrade() else { return };
     let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(context) = tables.contexts.get_mut(&id).filter(|context| context.serial == serial) {

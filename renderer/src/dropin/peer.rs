@@ -3,26 +3,31 @@
 //! Nothing here waits for a worker but its own thread: a worker that is stuck must not stop the VMM.
 #![forbid(unsafe_code)]
 
+use super::log;
+use crate::choose::choose;
 use crate::error::Error;
+use crate::launch::{Launch, connection};
+use crate::log::from_worker;
+use crate::probe::probe;
+use crate::relay::{Wait, WorkerLine, WorkerOutput};
 use crate::sandbox::Sandbox;
-use crate::worker::{self, Blobs, Libraries};
+use crate::worker::{self, Blobs, LIBRARY_VARIABLE, Libraries};
 use apir_protocol::socket::{
     ClientFrame, MAX_COMMAND, MAX_FRAME, SOCKET_VERSION, SUBMIT_PREFIX, ServerFrame,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, recv, sendmsg,
-    setsockopt, shutdown, socketpair, sockopt,
+    ControlMessage, MsgFlags, Shutdown, UnixAddr, recv, sendmsg, setsockopt, shutdown, sockopt,
 };
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +39,8 @@ const MAX_WORKERS: usize = 256;
 /// How long a worker may take to end its plugin.
 const GRACE: Duration = Duration::from_secs(2);
 const REAP_STEP: Duration = Duration::from_millis(10);
+/// How long trying out the library may keep the VMM from starting.
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why there is no worker, or none any more.
 #[derive(Debug, thiserror::Error)]
@@ -94,15 +101,17 @@ impl PeerError {
 }
 
 /// How workers are started.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Launcher {
     way: Way,
     running: Arc<AtomicUsize>,
+    // What a trial has shown, for the first line.
+    trial: &'static str,
 }
 
 #[derive(Debug, Clone)]
 enum Way {
-    Process(PathBuf, Sandbox),
+    Process(Launch),
     Refused(Arc<Error>),
     Missing(PathBuf),
     InProcess(Libraries),
@@ -114,8 +123,16 @@ pub(crate) type Ended = Option<String>;
 impl Launcher {
     /// The launcher that the environment asks for; `library` is the drop-in's own file.
     pub(crate) fn from_environment(library: &Path) -> Self {
-        let process = |program| match Sandbox::from_environment() {
-            Ok(sandbox) => Way::Process(program, sandbox),
+        let mut fault = None;
+        let mut process = |program: PathBuf| match Sandbox::from_environment() {
+            Ok(sandbox) => {
+                let ggml_library = chosen(&program).unwrap_or_else(|error| {
+                    fault = Some(error);
+                    None
+                });
+                let libraries = Libraries { ggml_library, ..Libraries::default() };
+                Way::Process(Launch { program, libraries, sandbox, attach: true })
+            }
             Err(error) => Way::Refused(Arc::new(error)),
         };
         let way = match std::env::var_os(WORKER_VARIABLE).filter(|value| !value.is_empty()) {
@@ -133,11 +150,31 @@ impl Launcher {
                     .map_or_else(|| Way::Missing(library.to_owned()), process)
             }
         };
-        Self { way, running: Arc::default() }
+        // Once for the process: what is tried out does not change between two inits of a VMM.
+        static TRIAL: OnceLock<String> = OnceLock::new();
+        let trial = match &way {
+            Way::Process(launch) => TRIAL.get_or_init(|| {
+                let tried = match fault {
+                    Some(fault) => Err(fault),
+                    None => probe(launch, PROBE_LIMIT).map_err(Error::from),
+                };
+                match tried {
+                    Ok(serves) if serves.is_empty() => String::new(),
+                    Ok(serves) => format!("; they serve {serves}"),
+                    Err(error) => format!("; no guest can be served: {error}"),
+                }
+            }),
+            _ => "",
+        };
+        Self { way, running: Arc::default(), trial }
     }
 
-    /// Starts a worker; `on_end` is told when it has ended, from another thread.
-    pub(crate) fn start(&self, on_end: impl FnOnce(Ended) + Send + 'static) -> Result<Peer, PeerError> {
+    /// Starts a worker for a context of the VMM's; `on_end` is told when it has ended, from another thread.
+    pub(crate) fn start(
+        &self,
+        context: u32,
+        on_end: impl FnOnce(Ended) + Send + 'static,
+    ) -> Result<Peer, PeerError> {
         // The plugin knows contexts by their ids, and the VMM's come again while an old worker still ends.
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -147,16 +184,14 @@ impl Launcher {
             Way::Refused(error) => return Err(PeerError::Sandbox(error.clone())),
             way => way.clone(),
         };
-        let (socket, far) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-                .map_err(PeerError::io("make a socket"))?;
+        let (socket, far) = connection().map_err(PeerError::io("make a socket"))?;
         // The system's default is a little less than the longest frame and its bookkeeping.
         setsockopt(&socket, sockopt::SndBuf, &MAX_FRAME)
             .map_err(PeerError::io("set a socket's send buffer"))?;
         let socket = Arc::new(socket);
         let leaving = Arc::<AtomicBool>::default();
         let (started, answer) = channel();
-        let watch = Watch { socket: socket.clone(), leaving: leaving.clone() };
+        let watch = Watch { context, socket: socket.clone(), leaving: leaving.clone() };
         // The kernel kills a worker when the thread that started it ends: this one ends after it.
         thread::Builder::new()
             .name(format!("apir-worker-{number}"))
@@ -178,9 +213,9 @@ impl Launcher {
 impl std::fmt::Display for Launcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.way {
-            Way::Process(program, sandbox) => {
-                let library = Libraries::default().or_environment(None).ggml_library;
-                write!(f, "{}, {}", program.display(), sandbox.describe(library.as_deref()))
+            Way::Process(Launch { program, libraries, sandbox, .. }) => {
+                let library = libraries.clone().or_environment(None).ggml_library;
+                write!(f, "{}, {}{}", program.display(), sandbox.describe(library.as_deref()), self.trial)
             }
             Way::Refused(error) => write!(f, "none: {error}"),
             Way::Missing(_) => write!(f, "none found"),
@@ -271,6 +306,7 @@ impl Drop for Peer {
 
 /// The life of a worker, on its own thread.
 struct Watch {
+    context: u32,
     socket: Arc<OwnedFd>,
     leaving: Arc<AtomicBool>,
 }
@@ -285,13 +321,13 @@ impl Watch {
         started: &Sender<Result<(), PeerError>>,
     ) -> Option<Ended> {
         match way {
-            Way::Process(program, sandbox) => match spawn(&program, &sandbox, far, number) {
-                Ok(process) => {
+            Way::Process(launch) => match launch.spawn(far, number) {
+                Ok((process, output)) => {
                     let _ = started.send(Ok(()));
-                    Some(self.attend(process))
+                    Some(self.attend(process, output))
                 }
                 Err(source) => {
-                    let _ = started.send(Err(PeerError::Start { program, source }));
+                    let _ = started.send(Err(PeerError::Start { program: launch.program, source }));
                     None
                 }
             },
@@ -308,23 +344,54 @@ impl Watch {
         }
     }
 
-    /// Waits until the worker ends or is told to, and sees to it that it does.
-    fn attend(&self, mut process: Child) -> Ended {
-        // Asking for nothing: a hang-up and an error are always told, and shutting down is one of them.
-        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
-        while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
+    /// Passes on what the worker writes until it ends or is told to, and sees to it that it does.
+    fn attend(&self, mut process: Child, mut output: WorkerOutput) -> Ended {
+        while !self.has_ended(&mut output) {
+            output.read(|line| self.log(line));
+        }
         let told = self.told_to_leave();
         let id = process.id();
         let how = match reap(&mut process) {
             Ok(status) => format!("worker {id} ended with {status}"),
             Err(error) => format!("worker {id} cannot be waited for: {error}"),
         };
+        output.drain(|line| self.log(line));
         (!told).then(|| match self.other_version() {
             Some(version) => {
                 format!("{how}: it speaks socket version {version}, this library {SOCKET_VERSION}")
             }
             None => how,
         })
+    }
+
+    /// Waits for more of what the worker writes, or for the end of the connection, which is then told.
+    fn has_ended(&self, output: &mut WorkerOutput) -> bool {
+        loop {
+            let now = Instant::now();
+            let wait = output.wait_for(now);
+            let limit = match wait {
+                Some(Wait::Until(time)) => {
+                    PollTimeout::try_from((time - now).as_millis() + 1).unwrap_or(PollTimeout::MAX)
+                }
+                _ => PollTimeout::NONE,
+            };
+            // Asking for nothing: a hang-up and an error are always told, and shutting down is one of them.
+            let mut fds = vec![PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+            if wait == Some(Wait::Readable) {
+                fds.push(PollFd::new(output.as_fd(), PollFlags::POLLIN));
+            }
+            match poll(&mut fds, limit) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) if fds[0].any() == Some(true) => return true,
+                Ok(_) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    fn log(&self, line: &WorkerLine<'_>) {
+        let write = |text: &str| log::write(line.level, text);
+        from_worker(format_args!("apir: context {}", self.context), line, write);
     }
 
     fn told_to_leave(&self) -> bool {
@@ -342,18 +409,13 @@ impl Watch {
     }
 }
 
-fn spawn(program: &Path, sandbox: &Sandbox, socket: OwnedFd, number: u32) -> io::Result<Child> {
-    // Libraries may print, and the VMM's standard output may be a guest's console.
-    let output = io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Stdio::from);
-    Command::new(program)
-        .args(["worker", "--fd", "0", "--attach"])
-        .args(["--context", &number.to_string()])
-        .args(["--server", &std::process::id().to_string()])
-        .env_clear()
-        .envs(sandbox.environment())
-        .stdin(Stdio::from(socket))
-        .stdout(output)
-        .spawn()
+/// The ggml library that workers are told to load where the environment names a folder or a pattern; a file they find there themselves.
+fn chosen(program: &Path) -> Result<Option<PathBuf>, Error> {
+    let Some(named) = Libraries::default().or_environment(None).ggml_library else { return Ok(None) };
+    match choose(program, &named) {
+        Ok(chosen) => Ok((chosen != named).then_some(chosen)),
+        Err(fix) => Err(Error::Variable { name: LIBRARY_VARIABLE, value: named.into(), fix }),
+    }
 }
 
 /// Waits for the worker, and kills it after the grace time.

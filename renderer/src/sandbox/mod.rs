@@ -33,8 +33,6 @@ const PROFILE: &str = "APIR_SANDBOX_PROFILE";
 const READ: &str = "APIR_SANDBOX_READ";
 /// Environment variable: `1` lets workers open the GPUs' card nodes beside their render nodes.
 const CARD_NODES: &str = "APIR_SANDBOX_CARD_NODES";
-/// The one file that a worker may write to, which the plugin logs to.
-const LOG: &str = "APIR_LLAMA_CPP_LOG_TO_FILE";
 
 /// Whether workers are sandboxed, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,13 +125,11 @@ impl Sandbox {
             return Ok(None);
         };
         let library = libraries.ggml_library.as_deref();
-        let log = std::env::var_os(LOG).filter(|path| !path.is_empty()).map(PathBuf::from);
         system::enter(&Plan {
             profile: profile.unwrap_or_else(|| Profile::of(library)),
             libraries: [libraries.plugin.as_deref(), library].into_iter().flatten().collect(),
             read,
             card_nodes: *card_nodes,
-            log: log.as_deref(),
         })
         .map(Some)
     }
@@ -147,7 +143,6 @@ struct Plan<'a> {
     libraries: Vec<&'a Path>,
     read: &'a [PathBuf],
     card_nodes: bool,
-    log: Option<&'a Path>,
 }
 
 /// Beginnings of the names of the variables that ggml's backends, the drivers below them, the loader and we read.

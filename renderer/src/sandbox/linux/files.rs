@@ -8,9 +8,8 @@ use landlock::{
 };
 use lddtree::DependencyAnalyzer;
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The newest landlock that is asked for; a kernel with an older one does what it can.
@@ -101,11 +100,6 @@ fn rules(plan: &Plan<'_>) -> Vec<Rule> {
     let others = own().chain(cgroup_quotas()).chain(plan.read.to_vec());
     let found = others.chain(libraries(plan, &covered)).chain(drivers());
     rules.extend(found.map(|path| (path, read)));
-    if let Some(log) = plan.log {
-        // Made here, since there is no right to make files; a fault is told by the plugin, which opens it again.
-        let _ = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
-        rules.push((log.to_owned(), AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate));
-    }
     rules
 }
 
@@ -227,7 +221,6 @@ mod tests {
             libraries: vec![&library],
             read: &[],
             card_nodes: false,
-            log: None,
         };
         let paths: Vec<PathBuf> = rules(&plan).into_iter().map(|(path, _)| path).collect();
         let here: Vec<_> = paths.iter().filter(|path| path.starts_with(folder.path())).collect();
