@@ -283,6 +283,61 @@ fn the_guest_cannot_fill_the_log() {
 }
 
 #[test]
+fn t21_s28_contexts_one_after_another_share_one_budget_of_lines() {
+    const NO_CURSOR: u32 = 3;
+    let start = Instant::now();
+    let lines = vmm("t21_s28_contexts_one_after_another_share_one_budget_of_lines", &[], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        let start = Instant::now();
+        let mut contexts = 0;
+        while start.elapsed() < Duration::from_secs(3) || contexts < 10 {
+            let guest = Guest::ready(vmm, 1, 10);
+            for _ in 0..20 {
+                assert_eq!(guest.forward(NO_CURSOR, &[]), 2);
+            }
+            vmm.destroy_context(1);
+            vmm.unref(guest.res);
+            contexts += 1;
+        }
+        println!("{contexts} contexts");
+    });
+    let most = 10 * (start.elapsed().as_secs() as usize + 2);
+    let count = lines.lines().filter(|line| line.contains("apir: context 1: ")).count();
+    assert!((10..=most).contains(&count), "{count} lines, {most} may be:\n{lines}");
+    assert!(lines.contains("earlier lines left out"), "{lines}");
+}
+
+#[test]
+fn s28_a_destroyed_context_ends_its_computation() {
+    vmm("s28_a_destroyed_context_ends_its_computation", &[], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        let other = Guest::ready(vmm, 2, 10);
+        let guest = Guest::ready(vmm, 1, 10);
+        assert_eq!(guest.submit(2, 6, &[600_000]), 0);
+        vmm.destroy_context(1);
+        eventually("only the other's worker is left", || children().len() == 1);
+        other.check();
+    });
+}
+
+#[test]
+fn t31_the_first_line_tells_that_no_guest_can_be_served() {
+    let test = "t31_the_first_line_tells_that_no_guest_can_be_served";
+    let lines = vmm(test, &[("APIR_LLAMA_CPP_GGML_LIBRARY_REG", Path::new("code=3"))], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        assert!(children().is_empty());
+    });
+    let first = lines.lines().find(|line| line.contains("virglrenderer with APIR")).unwrap_or_default();
+    assert!(first.ends_with("; no guest can be served: the plugin did not start: code 3"), "{lines}");
+    let folder = tempfile::tempdir().unwrap();
+    let pattern = folder.path().join("libggml-*.so");
+    let lines = vmm(test, &[("APIR_LLAMA_CPP_GGML_LIBRARY_PATH", &pattern)], |_| {});
+    let wanted =
+        format!("no guest can be served: APIR_LLAMA_CPP_GGML_LIBRARY_PATH={}: no file", pattern.display());
+    assert!(lines.contains(&wanted), "{lines}");
+}
+
+#[test]
 fn blobs_leave_the_vmm_some_descriptors() {
     vmm("blobs_leave_the_vmm_some_descriptors", &[], |vmm| {
         nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, 200, 200).unwrap();
@@ -679,7 +734,7 @@ fn a_context_of_the_real_library_is_taken_over_at_its_handshake() {
 fn blobs_that_are_no_shared_memory_stay_with_the_real_library() {
     let fake = Fake::new();
     let test = "blobs_that_are_no_shared_memory_stay_with_the_real_library";
-    let lines = fake.run(test, &[("FAKE_VIRGL_KIND", Path::new("1"))], |vmm| {
+    fake.run(test, &[("FAKE_VIRGL_KIND", Path::new("1"))], |vmm| {
         vmm.log_to_lines(true);
         let logged = |part: &str| LINES.lock().unwrap().iter().any(|(_, line)| line.contains(part));
         assert_eq!(vmm.init(0), 0);
@@ -689,8 +744,9 @@ fn blobs_that_are_no_shared_memory_stay_with_the_real_library() {
         assert!(logged("resource 100 cannot be shared with a worker: its memory is of kind 1"));
         eventually("the context is lost", || guest.submit(0, 0, &[0, 2]) == EINVAL);
         eventually("the worker has ended", || logged("context 1 lost: worker "));
+        // What the worker says reaches the VMM's callback too.
+        assert!(logged("apir: context 1: context ") && logged("reply blob 100 does not exist"));
     });
-    assert!(lines.contains("reply blob 100 does not exist"), "{lines}");
 }
 
 #[test]
