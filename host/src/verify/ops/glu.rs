@@ -48,7 +48,7 @@ pub const RULES: &[OpRule] = &[OpRule {
     ],
     since: &[
         since(Version::new(0, 24, 0), "SWIGLU_CLAMP", |n| n.variant() == SWIGLU_CLAMP),
-        cpu_since(Version::new(0, 25, 1), "BF16", |n| n.t() == BF16),
+        cpu_since(Version::new(0, 25, 3), "BF16", |n| n.t() == BF16),
     ],
     ..OpRule::BLANK
 }];

@@ -96,7 +96,7 @@ pub const RULES: &[OpRule] = &[
                 n.variant() != XIELU || n.s(0).has_even_rows() && n.d.has_even_rows()
             }),
         ],
-        since: &[cpu_since(Version::new(0, 25, 1), "BF16 in GELU, its variants or SILU", |n| {
+        since: &[cpu_since(Version::new(0, 25, 3), "BF16 in GELU, its variants or SILU", |n| {
             n.t() == BF16 && matches!(n.variant(), GELU | GELU_QUICK | SILU | GELU_ERF)
         })],
         ..MAP
@@ -114,7 +114,7 @@ pub const RULES: &[OpRule] = &[
             SHAPE_OF_A,
             DENSE,
         ],
-        since: &[cpu_since(Version::new(0, 25, 1), "BF16", |n| n.t() == BF16)],
+        since: &[cpu_since(Version::new(0, 25, 3), "BF16", |n| n.t() == BF16)],
         ..MAP
     },
 ];
