@@ -6,8 +6,9 @@ use super::{BuiltGraph, SupportCache};
 use crate::context::Objects;
 use crate::error::CommandError;
 use crate::verify::graph::{GraphTensor, VerifiedGraph};
+use crate::verify::indices::Staged;
 use crate::verify::rules::RuleBook;
-use apir_ggml::abi::OP_NONE;
+use apir_ggml::abi::{FLAG_COMPUTE, OP_NONE};
 use apir_ggml::library::{Buffer, Device};
 use apir_ggml::{Graph, GraphBuilder, TensorSpec};
 use apir_protocol::handle::BufferHandle;
@@ -28,6 +29,41 @@ enum Made<'a> {
     From(usize),
     /// As the guest says, but so many bytes into this buffer.
     In(&'a Buffer, u64),
+}
+
+/// A copy of a source, for one node.
+struct PlacedCopy {
+    /// Its place among the copies.
+    index: usize,
+    node: u32,
+    slot: usize,
+    /// Bytes from the base of the private buffer.
+    at: u64,
+    bytes: u64,
+}
+
+impl PlacedCopy {
+    fn end(&self) -> u64 {
+        self.at + self.bytes
+    }
+}
+
+/// The copies of a node one behind the other; those of all nodes start at the same byte.
+fn place_staged(staged: &[Staged], start: u64) -> Vec<PlacedCopy> {
+    let mut placed: Vec<PlacedCopy> = Vec::with_capacity(staged.len());
+    for (index, Staged { node, slot, bytes }) in staged.iter().copied().enumerate() {
+        let at = match placed.last() {
+            Some(last) if last.node == node => last.end().next_multiple_of(COPY_ALIGN),
+            _ => start,
+        };
+        placed.push(PlacedCopy { index, node, slot, at, bytes });
+    }
+    placed
+}
+
+/// Place of the source that a copy is of.
+fn copied(verified: &VerifiedGraph<'_>, copy: &PlacedCopy) -> Option<usize> {
+    verified.tensors()[copy.node as usize].sources()[copy.slot].map(|source| source as usize)
 }
 
 fn twin_alone(twin: usize) -> [Option<usize>; MAX_SOURCES] {
@@ -51,11 +87,13 @@ impl Build<'_> {
         mut builder: GraphBuilder,
     ) -> Result<BuiltGraph, CommandError> {
         builder.clear();
-        let (mut stops, end) = self.place_snapshots(verified);
+        let (stops, end) = self.place_snapshots(verified);
         let apart = &verified.plan().apart;
+        let staged = place_staged(&verified.plan().staged, end);
         let extent = |place: &u32| verified.tensors()[*place as usize].tensor().extent();
-        // Each result that is made apart is copied at once, so that they share the room behind the snapshots.
-        let private = match end + apart.iter().map(extent).max().unwrap_or_default() {
+        // Each result that is made apart is copied at once, and each copy of a source is used at once, so that they share the room behind the snapshots.
+        let ends = apart.iter().map(|place| end + extent(place)).chain(staged.iter().map(|copy| copy.end()));
+        let private = match ends.max().unwrap_or(end) {
             0 => None,
             bytes => Some(self.private_buffer(bytes)?),
         };
@@ -70,6 +108,10 @@ impl Build<'_> {
             count += 1;
         }
         let twins: HashMap<_, _> = apart.iter().map(|place| *place as usize).zip(count..).collect();
+        count += apart.len();
+        for copy in &staged {
+            rebound.insert((copy.node, copy.slot), count + copy.index);
+        }
         for (index, entry) in verified.tensors().iter().enumerate() {
             let made = twins.get(&index).map_or(Made::Here, |twin| Made::From(*twin));
             self.add_tensor(&mut builder, index, entry, &rebound, &made)?;
@@ -82,18 +124,33 @@ impl Build<'_> {
                 let (index, entry) = (*place as usize, &verified.tensors()[*place as usize]);
                 self.add_tensor(&mut builder, index, entry, &rebound, &Made::In(private, end))?;
             }
+            for copy in &staged {
+                self.add_staged(&mut builder, verified, copy, private)?;
+            }
         }
-        let mut nodes = Vec::with_capacity(verified.nodes().len() + apart.len());
-        let mut later = stops.iter_mut().peekable();
+        let mut nodes = Vec::with_capacity(verified.nodes().len() + apart.len() + staged.len());
+        let (mut later, mut copies) = (stops.into_iter().peekable(), staged.iter().peekable());
+        let mut stops = Vec::new();
+        let empty = |before: usize| Stop { before, snapshots: Vec::new() };
         for (at, place) in verified.nodes().iter().enumerate() {
-            if let Some(stop) = later.next_if(|stop| stop.before == at) {
-                stop.before = nodes.len();
+            let stop = later.next_if(|stop| stop.before == at);
+            let is_staged = copies.peek().is_some_and(|copy| copy.node as usize == *place);
+            if let Some(stop) = stop.or_else(|| is_staged.then(|| empty(at))) {
+                stops.push(Stop { before: nodes.len(), ..stop });
+            }
+            while let Some(copy) = copies.next_if(|copy| copy.node as usize == *place) {
+                nodes.push(count + copy.index);
+            }
+            if is_staged {
+                // The node may bear fewer threads than a copy runs with.
+                stops.push(empty(nodes.len()));
             }
             nodes.extend(twins.get(place));
             nodes.push(*place);
         }
         let graph = builder.finish(&nodes, 0)?;
         self.check_support(verified, &twins, &graph)?;
+        self.check_copies(verified, &staged, count, &graph)?;
         self.check_room(verified, &graph)?;
         Ok(BuiltGraph { blob: blob.to_vec(), graph, stops, private })
     }
@@ -142,6 +199,50 @@ impl Build<'_> {
             // A node's users in other graphs of the guest are not on this wire: a backend must not fuse it away.
             use_count: Some(0),
         })?;
+        Ok(())
+    }
+
+    /// Adds the node that copies a source.
+    fn add_staged(
+        &self,
+        builder: &mut GraphBuilder,
+        verified: &VerifiedGraph<'_>,
+        copy: &PlacedCopy,
+        private: &Buffer,
+    ) -> Result<(), CommandError> {
+        let Some(source) = copied(verified, copy) else { return Err(CommandError::NoHandle) };
+        let tensor = verified.tensors()[source].tensor();
+        builder.add_tensor(&TensorSpec {
+            type_: tensor.type_(),
+            ne: tensor.ne(),
+            nb: tensor.info().dense_strides(tensor.ne()).unwrap_or_default(),
+            op: self.copying()?,
+            flags: FLAG_COMPUTE,
+            name: b"copy",
+            buffer: Some(private),
+            data: private.base() + copy.at as usize,
+            src: twin_alone(source),
+            use_count: Some(0),
+            ..TensorSpec::default()
+        })?;
+        Ok(())
+    }
+
+    /// The device's word on the copies of sources.
+    fn check_copies(
+        &mut self,
+        verified: &VerifiedGraph<'_>,
+        staged: &[PlacedCopy],
+        first: usize,
+        graph: &Graph,
+    ) -> Result<(), CommandError> {
+        for copy in staged {
+            let Some(node) = graph.tensor(first + copy.index) else { continue };
+            if !self.support.ask(self.device, node) {
+                let name = verified.tensors()[copy.node as usize].tensor().name_text();
+                return Err(CommandError::Unsupported { name, op: COPY.to_owned() });
+            }
+        }
         Ok(())
     }
 

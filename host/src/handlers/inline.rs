@@ -4,6 +4,7 @@
 use crate::context::Context;
 use crate::error::CommandError;
 use crate::verify::VerifyError;
+use crate::verify::graph::check_part;
 use crate::verify::node::{Node, Slot};
 use crate::verify::tensor::CheckedTensor;
 use apir_ggml::{OpKind, TensorRef, TensorSpec};
@@ -23,10 +24,15 @@ impl Context {
     /// Whether the device can compute the node: false for one that breaks a rule, an error for one that is none at all.
     pub(super) fn supports(&mut self, inline: &InlineTensor) -> Result<bool, CommandError> {
         let inline = self.read_inline(inline)?;
-        match self.rules.check(&inline.node_for_rules(self)) {
+        let part = inline.view_src.as_ref().map_or(Ok(()), |viewed| check_part(&inline.node, viewed));
+        match part.and_then(|()| self.rules.check(&inline.node_for_rules(self))) {
             Ok(()) => {}
             Err(
-                error @ (VerifyError::Rule { .. } | VerifyError::NoRule { .. } | VerifyError::Release { .. }),
+                error @ (VerifyError::Rule { .. }
+                | VerifyError::NoRule { .. }
+                | VerifyError::Release { .. }
+                | VerifyError::View { .. }
+                | VerifyError::Misaligned { .. }),
             ) => {
                 tracing::debug!("context {}: not supported: {error}", self.id);
                 return Ok(false);

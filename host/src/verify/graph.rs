@@ -1,7 +1,7 @@
 //! A whole graph: ids, order, views, the rules of every node, and a buffer under everything that is computed.
 #![forbid(unsafe_code)]
 
-use super::indices::{self, IndexCheck, Plan};
+use super::indices::{self, IndexCheck, MAX_SNAPSHOT_BYTES, Plan, Staged};
 use super::node::{Node, Slot};
 use super::parts;
 use super::rules::{OpRule, ResultPlace, RuleBook};
@@ -104,6 +104,7 @@ pub struct Terms<'a, B> {
 pub struct Verifier {
     tensors: Vec<GraphTensor>,
     nodes: Vec<usize>,
+    staged: Vec<Staged>,
     places: HashMap<u64, u32>,
 }
 
@@ -128,6 +129,7 @@ impl Verifier {
         }
         self.tensors.clear();
         self.nodes.clear();
+        self.staged.clear();
         self.places.clear();
         for (index, record) in graph.tensors().enumerate() {
             self.add_tensor(index, &record, terms)?;
@@ -137,6 +139,7 @@ impl Verifier {
         }
         self.check_order()?;
         let mut plan = indices::plan(&self.tensors, &self.nodes, terms)?;
+        plan.staged.clone_from(&self.staged);
         parts::split(&mut plan, &self.tensors, &self.nodes, terms.rules);
         Ok(VerifiedGraph { tensors: &self.tensors, nodes: &self.nodes, plan })
     }
@@ -207,7 +210,7 @@ impl Verifier {
             check_placed(&entry.tensor)?;
             checked.sources().try_for_each(check_placed)?;
             if let Some(rule) = rules.rule(entry.tensor.op()) {
-                check_overlaps(rule, &checked)?;
+                stage(rule, &checked, place, &mut self.staged)?;
             }
         }
         let params = rules.capped(&checked);
@@ -244,13 +247,12 @@ pub(super) fn node_of<'a>(tensors: &'a [GraphTensor], place: u32, rules: &RuleBo
     }
 }
 
-/// A view is a part of a tensor that is no view itself, in the same buffer, `view_offs` bytes into it.
-fn check_view(view: &CheckedTensor, viewed: &GraphTensor) -> Result<(), VerifyError> {
+/// A view is a part of a tensor of its type, wherever that lies.
+///
+/// # Errors
+/// [`VerifyError::View`], [`VerifyError::Misaligned`]
+pub fn check_part(view: &CheckedTensor, source: &CheckedTensor) -> Result<(), VerifyError> {
     let refuse = |what| Err(VerifyError::View { name: view.name_text(), what });
-    if viewed.view_src.is_some() {
-        return refuse("a view");
-    }
-    let source = &viewed.tensor;
     if view.type_() != source.type_() {
         return refuse("a tensor of another type");
     }
@@ -263,6 +265,17 @@ fn check_view(view: &CheckedTensor, viewed: &GraphTensor) -> Result<(), VerifyEr
         let (name, offset) = (view.name_text(), view.view_offs());
         return Err(VerifyError::Misaligned { name, offset, alignment: size });
     }
+    Ok(())
+}
+
+/// A view is a part of a tensor that is no view itself, in the same buffer, `view_offs` bytes into it.
+fn check_view(view: &CheckedTensor, viewed: &GraphTensor) -> Result<(), VerifyError> {
+    let refuse = |what| Err(VerifyError::View { name: view.name_text(), what });
+    if viewed.view_src.is_some() {
+        return refuse("a view");
+    }
+    let source = &viewed.tensor;
+    check_part(view, source)?;
     let expected =
         source.place().and_then(|place| Some((place.buffer, place.offset.checked_add(view.view_offs())?)));
     let found = view.place().map(|place| (place.buffer, place.offset));
@@ -289,31 +302,51 @@ fn check_placed(tensor: &CheckedTensor) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// What a node writes is not what it reads, but where its rule wants or allows it to be exactly that.
-fn check_overlaps(rule: &OpRule, node: &Node<'_>) -> Result<(), VerifyError> {
+/// Finds the sources that a node needs copies of, and refuses a node that no copies help.
+///
+/// What a node writes is not what it reads, but where its rule wants or allows it to be exactly that. A program may well write over a part of a tensor
+/// what it takes from another part of it, such as a copy between overlapping views: no question tells where tensors lie, so that a graph
+/// with such a node is computed, as if all were read before anything is written.
+fn stage(rule: &OpRule, node: &Node<'_>, place: u32, staged: &mut Vec<Staged>) -> Result<(), VerifyError> {
     let demanded = match rule.result {
         ResultPlace::Over(slot) => Some(slot),
         ResultPlace::OverIf(_) if node.view.is_some() => Some(0),
         ResultPlace::Target => Some(1),
         _ => None,
     };
-    let overlap = || {
-        let (name, op) = (node.d.name_text(), rule.name.to_owned());
-        Err(VerifyError::Overlap { name, op })
-    };
+    // A copy of a tensor onto itself changes nothing.
+    let in_place = |slot: usize| rule.works_in_place() || rule.result == ResultPlace::Target && slot == 0;
+    let mut bytes = 0;
     for slot in 0..MAX_SOURCES {
         let Some(source) = node.opt(slot) else { continue };
-        let in_place = || rule.works_in_place() && node.d.is_like(source) && node.d.place() == source.place();
-        if demanded != Some(slot) && node.d.overlaps(source) && !in_place() {
-            return overlap();
-        }
+        let over = demanded != Some(slot)
+            && node.d.overlaps(source)
+            && !(in_place(slot) && node.d.is_like(source) && node.d.place() == source.place());
         // A source that is written too is a result of its own.
-        if rule.writes.contains(&slot)
-            && (0..MAX_SOURCES)
-                .any(|other| other != slot && node.opt(other).is_some_and(|o| o.overlaps(source)))
-        {
-            return overlap();
+        let written = rule.writes.contains(&slot)
+            && (over
+                || (0..MAX_SOURCES)
+                    .any(|other| other != slot && node.opt(other).is_some_and(|o| o.overlaps(source))));
+        let reach = rule.reaches.iter().find(|reach| reach.source == slot);
+        let reach = reach.map_or(0, |reach| (reach.bytes)(node));
+        let short = source.place().is_some_and(|place| place.room < reach);
+        if !over && !written && !short {
+            continue;
         }
+        let own = reach.max(source.dense_bytes());
+        bytes = own.saturating_add(bytes);
+        if written || over && !may_stage(rule, node, slot) || bytes > MAX_SNAPSHOT_BYTES {
+            return Err(VerifyError::Overlap { name: node.d.name_text(), op: rule.name.to_owned() });
+        }
+        staged.push(Staged { node: place, slot, bytes: own });
     }
     Ok(())
+}
+
+/// Whether an honest program may give a node a source that its result lies over: only if the result is a view, and the source no index, which is
+/// copied elsewhere. Elsewhere than on a CPU, kernels may want room behind blocks.
+fn may_stage(rule: &OpRule, node: &Node<'_>, slot: usize) -> bool {
+    node.view.is_some()
+        && rule.reads.iter().all(|read| read.source() != slot)
+        && (node.target.cpu || node.opt(slot).is_some_and(|source| !source.info().is_block()))
 }

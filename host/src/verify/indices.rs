@@ -36,6 +36,19 @@ pub struct Plan {
     pub stops: Vec<Stop>,
     /// Nodes, by rising place among the tensors, whose result is made in memory that the guest cannot write and copied from there.
     pub apart: Vec<u32>,
+    /// Sources that are copied right before their node, in the order of the nodes.
+    pub staged: Vec<Staged>,
+}
+
+/// A source that a node gets a dense copy of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staged {
+    /// The node's place among the tensors.
+    pub node: u32,
+    /// The source's slot.
+    pub slot: usize,
+    /// Bytes that the copy may be read for.
+    pub bytes: u64,
 }
 
 /// A stop before a node.

@@ -16,6 +16,13 @@ impl CheckedTensor {
         if self.is_empty() { 0 } else { self.ne().iter().product() }
     }
 
+    /// Bytes of the elements without gaps.
+    #[must_use]
+    pub fn dense_bytes(&self) -> u64 {
+        let blocks = self.elements() as u64 / u64::from(self.info().block);
+        blocks.saturating_mul(u64::from(self.info().size))
+    }
+
     /// Rows in all.
     #[must_use]
     pub fn rows(&self) -> i64 {

@@ -43,6 +43,8 @@ pub struct OpRule {
     pub clauses: &'static [Clause],
     /// Forms that the clauses admit and that came with a release.
     pub since: &'static [Since],
+    /// Sources that the kernel reads past the end of.
+    pub reaches: &'static [Reach],
     /// How many threads ggml plans the CPU kernel for.
     pub tasks: Tasks,
     /// Work memory of the CPU kernel.
@@ -63,6 +65,7 @@ impl OpRule {
         reads_result: false,
         clauses: &[],
         since: &[],
+        reaches: &[],
         tasks: Tasks::ALL,
         work: Work::NONE,
     };
@@ -202,6 +205,17 @@ pub enum ResultPlace {
     Target,
     /// Another look at the first source's memory.
     View,
+}
+
+/// A source that a kernel may read past the end of, though what lies there makes no difference.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// The slot.
+    pub source: usize,
+    /// How far in words.
+    pub what: &'static str,
+    /// Bytes that are read from the source's start.
+    pub bytes: fn(&Node<'_>) -> u64,
 }
 
 /// How a source's contents decide which memory is touched.

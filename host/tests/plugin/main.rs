@@ -15,6 +15,7 @@ mod kernels;
 mod lifecycle;
 mod limits;
 mod liveness;
+mod overlaps;
 mod refusals;
 mod scene;
 mod transfers;

@@ -56,9 +56,10 @@ const WHOLE_STRIDES: Clause = must("strides are multiples of 4 from 4 on, the of
     (0..3).all(|word| n.p(word) >= 4 && n.p(word) % 4 == 0) && n.p(3) >= 0 && n.p(3) % 4 == 0
 });
 const INSIDE: Clause = must("the last element of b ends inside the result", |n| {
-    let step = |dim: usize, stride: i64| i128::from(n.s(1).ne()[dim] - 1) * i128::from(stride);
+    // The kernel looks at this also for a b without elements.
+    let step = |dim: usize, stride: i64| i128::from((n.s(1).ne()[dim] - 1).max(0)) * i128::from(stride);
     let steps = step(0, 4) + step(1, n.p(0)) + step(2, n.p(1)) + step(3, n.p(2));
-    n.s(1).is_empty() || i128::from(n.p(3)) + steps + 4 <= i128::from(n.d.extent())
+    n.d.is_empty() || i128::from(n.p(3)) + steps + 4 <= i128::from(n.d.extent())
 });
 const APART: Clause = must("b's elements share no bytes of the result", |n| {
     // Ahead of this, strides were found to be from 4 on, and their reach inside the result.
@@ -71,7 +72,7 @@ const PACKED_B: Clause = must("the rows of b are packed", |n| n.s(1).has_packed_
 
 const PATCH: OpRule = OpRule {
     name: "",
-    sources: &[need("a"), need("b")],
+    sources: &[need("a"), need("b").or_empty()],
     params: STRIDES,
     result: ResultPlace::OverIf(4),
     ..OpRule::BLANK

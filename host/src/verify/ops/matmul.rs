@@ -97,7 +97,7 @@ pub const RULES: &[OpRule] = &[
         ],
         since: &[
             cpu_since(Version::new(0, 24, 0), "b of F16 for an a of F32", |n| is_widened(n, F16)),
-            cpu_since(Version::new(0, 25, 1), "b of BF16 for an a of F32", |n| is_widened(n, BF16)),
+            cpu_since(Version::new(0, 25, 3), "b of BF16 for an a of F32", |n| is_widened(n, BF16)),
         ],
         work: Work {
             together: Bytes {
@@ -147,7 +147,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "OUT_PROD",
-        sources: &[need("a").blocks(Blocks::ByStrides), need("b")],
+        sources: &[need("a").blocks(Blocks::ByStrides).or_empty(), need("b").or_empty()],
         clauses: &[
             must("a is F32, F16 or blocks that become floats, b and the result F32", |n| {
                 let a = n.s(0).type_();

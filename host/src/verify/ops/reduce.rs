@@ -15,7 +15,7 @@ pub const RULES: &[OpRule] = &[
     OpRule {
         name: "SUM",
         tasks: Tasks::ONE,
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         clauses: &[
             must("a is a float type, and so is the result", |n| {
                 is_float(n.s(0).type_()) && n.t() == n.s(0).type_()
@@ -31,21 +31,21 @@ pub const RULES: &[OpRule] = &[
     OpRule {
         name: "SUM_ROWS",
         tasks: Tasks::ONE,
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         clauses: &[ALL_F32, ROW_SUMS, PACKED],
         ..OpRule::BLANK
     },
     OpRule {
         name: "MEAN",
         tasks: Tasks::ONE,
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         clauses: &[ALL_F32, ROW_SUMS, PACKED],
         ..OpRule::BLANK
     },
     OpRule {
         name: "ARGMAX",
         tasks: Tasks::ONE,
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         clauses: &[
             must("a is F32, the result I32", |n| n.s(0).type_() == F32 && n.t() == I32),
             must("a is a matrix", |n| n.s(0).is_matrix()),
@@ -58,7 +58,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "COUNT_EQUAL",
-        sources: &[need("a"), need("b")],
+        sources: &[need("a").or_empty(), need("b").or_empty()],
         clauses: &[
             must("a and b are I32, the result I64", |n| {
                 [n.s(0).type_(), n.s(1).type_(), n.t()] == [I32, I32, I64]

@@ -37,7 +37,7 @@ pub const RULES: &[OpRule] = &[
     OpRule {
         name: "REPEAT_BACK",
         tasks: Tasks::ONE,
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         clauses: &[
             ALL_F32,
             must("the result repeats to a's shape", |n| n.d.repeats_into(n.s(0))),
@@ -76,7 +76,7 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "PAD",
-        sources: &[need("a")],
+        sources: &[need("a").or_empty()],
         params: &[
             "left 0", "right 0", "left 1", "right 1", "left 2", "right 2", "left 3", "right 3", "circular",
         ],

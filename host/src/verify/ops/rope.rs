@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::verify::node::Node;
-use crate::verify::rules::{OpRule, ResultPlace, may, must, need, since};
+use crate::verify::rules::{OpRule, Reach, ResultPlace, may, must, need, since};
 use crate::verify::types::{F16, F32, I32};
 use crate::verify::work::Work;
 use apir_ggml::Version;
@@ -18,16 +18,6 @@ fn mode(n: &Node<'_>) -> i64 {
 
 fn is_sectioned(n: &Node<'_>) -> bool {
     mode(n) & SECTIONED != 0
-}
-
-/// The kernel computes a factor for every pair of a row, rotated or not.
-fn has_factors(n: &Node<'_>) -> bool {
-    n.fits(2, |factors| {
-        let (own, pairs) = (factors.ne()[0], n.s(0).ne()[0] / 2);
-        // Behind the factors, whatever lies in the guest's own buffer may be read.
-        let readable = factors.place().is_none_or(|place| place.room >= 4 * pairs as u64);
-        own >= n.p(1) / 2 && (own >= pairs || readable)
-    })
 }
 
 const ROPE: OpRule = OpRule {
@@ -88,11 +78,17 @@ const ROPE: OpRule = OpRule {
             let each = if is_sectioned(n) { 4 } else { 1 };
             n.s(1).is_vector() && n.s(1).has_packed_rows() && n.s(1).ne()[0] == each * n.s(0).ne()[2]
         }),
-        must(
-            "factors is a packed vector with an element for each pair that is rotated, readable for all pairs",
-            |n| has_factors(n) && n.fits(2, |factors| factors.is_vector() && factors.has_packed_rows()),
-        ),
+        must("factors is a packed vector with an element for each pair that is rotated", |n| {
+            n.fits(2, |factors| {
+                factors.is_vector() && factors.has_packed_rows() && factors.ne()[0] >= n.p(1) / 2
+            })
+        }),
     ],
+    reaches: &[Reach {
+        source: 2,
+        what: "a factor for each pair of a row, rotated or not",
+        bytes: |n| 4 * (n.s(0).ne()[0] / 2) as u64,
+    }],
     since: &[since(Version::new(0, 21, 0), "n_offs", |n| n.p(15) != 0)],
     work: Work::each("a sine and a cosine for each pair of a row", |n| Some(4 * n.d.ne()[0] as u64)),
     ..OpRule::BLANK

@@ -39,7 +39,7 @@ pub const RULES: &[OpRule] = &[
     OpRule {
         name: "GET_ROWS_BACK",
         tasks: Tasks::ONE,
-        sources: &[need("a"), need("ids")],
+        sources: &[need("a").or_empty(), need("ids").or_empty()],
         reads: &[Read::Index { source: 1, below: "the rows of the result", bound: |n| n.d.ne()[1] }],
         clauses: &[
             must("a is F32 or F16, ids I32, the result F32", |n| {

@@ -15,7 +15,7 @@ const TRAINABLE: Clause = must("the weights are marked as a parameter", |n| n.s(
 pub const RULES: &[OpRule] = &[
     OpRule {
         name: "CROSS_ENTROPY_LOSS",
-        sources: &[need("logits"), need("labels")],
+        sources: &[need("logits").or_empty(), need("labels").or_empty()],
         clauses: &[
             ALL_F32,
             DENSE,

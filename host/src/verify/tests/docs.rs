@@ -61,6 +61,10 @@ fn describe(rule: &OpRule, text: &mut String) {
             }
         };
     }
+    for reach in rule.reaches {
+        let source = rule.sources[reach.source].name;
+        let _ = writeln!(text, "* {source} is copied first where its buffer ends before {}", reach.what);
+    }
     if rule.reads_result {
         let _ = writeln!(text, "* the result does not change while the kernel runs, in host memory");
     }

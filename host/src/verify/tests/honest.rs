@@ -354,6 +354,28 @@ fn training() -> Vec<Case> {
     ]
 }
 
+/// Nodes that make something of a source without elements.
+fn of_nothing() -> Vec<Case> {
+    let (none, a) = (f(&[0, 3]), f(&[8, 4]));
+    vec![
+        c("SUM", f(&[1]), &[none], &[]),
+        c("SUM", t(F16, &[1]), &[t(F16, &[4, 0, 2])], &[]),
+        c("SUM_ROWS", f(&[1, 3]), &[none], &[]),
+        c("MEAN", f(&[1, 3]), &[none], &[]),
+        c("ARGMAX", i(&[3]), &[none], &[]),
+        c("COUNT_EQUAL", t(I64, &[1]), &[i(&[0, 3]), i(&[0, 3])], &[]),
+        c("PAD", f(&[3, 4]), &[none], &[1, 2, 0, 1]),
+        c("ACC", a, &[a, f(&[0, 2])], &[32, 128, 128, 8, 0]),
+        c("ACC", a, &[a, f(&[2, 0])], &[32, 128, 128, 8, 1]).over(0),
+        c("SET", a, &[a, f(&[0, 2])], &[32, 128, 128, 8, 0]),
+        c("SET", i(&[8, 4]), &[i(&[8, 4]), i(&[2, 0])], &[32, 128, 128, 8, 1]).over(0),
+        c("REPEAT_BACK", f(&[4, 3]), &[f(&[4, 0])], &[]),
+        c("OUT_PROD", f(&[16, 4]), &[f(&[16, 0]), f(&[4, 0])], &[]),
+        c("GET_ROWS_BACK", f(&[16, 9]), &[f(&[16, 0]), i(&[0])], &[]),
+        c("CROSS_ENTROPY_LOSS", f(&[1]), &[f(&[8, 0]), f(&[8, 0])], &[]),
+    ]
+}
+
 /// All of them.
 pub(crate) fn cases() -> Vec<Case> {
     let families = [
@@ -367,6 +389,7 @@ pub(crate) fn cases() -> Vec<Case> {
         convolutions(),
         sequences(),
         training(),
+        of_nothing(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -190,14 +190,23 @@ impl Case {
 
     /// What is wrong with it.
     pub(crate) fn check(&self, rules: &RuleBook) -> Result<(), String> {
-        self.look(rules, |node| rules.check(node).map_err(|error| error.to_string()))?
+        self.check_for(rules, op(self.op))
+    }
+
+    /// As [`Self::check`], where the operation has this number.
+    pub(crate) fn check_for(&self, rules: &RuleBook, op: u32) -> Result<(), String> {
+        self.look_as(op, rules, |node| rules.check(node).map_err(|error| error.to_string()))?
     }
 
     /// As a node for these rules.
     pub(crate) fn look<T>(&self, rules: &RuleBook, look: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
+        self.look_as(op(self.op), rules, look)
+    }
+
+    fn look_as<T>(&self, op: u32, rules: &RuleBook, look: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
         let checked =
             |raw: &RawTensor| CheckedTensor::from_raw(raw, rules).map_err(|error| error.to_string());
-        let mut d = checked(&RawTensor { op: op(self.op), ..self.d })?;
+        let mut d = checked(&RawTensor { op, ..self.d })?;
         rules.complete(&mut d);
         let sources = self
             .sources

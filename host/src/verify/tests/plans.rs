@@ -22,7 +22,7 @@ fn plan_for(graph: &Sketch, rules: &RuleBook, check: IndexCheck) -> Plan {
                 snapshots: stop.snapshots.iter().map(|s| Snapshot { users: s.users.clone(), ..*s }).collect(),
             })
             .collect();
-        Plan { stops, apart: plan.apart.clone() }
+        Plan { stops, apart: plan.apart.clone(), staged: plan.staged.clone() }
     })
 }
 
