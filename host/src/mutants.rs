@@ -231,6 +231,7 @@ fn s25_nodes_are_computed_by_every_release() {
 #[ignore = "needs peers: cargo xtask test runs it"]
 fn mutants_that_pass_touch_nothing_but_their_tensors() {
     let _alone = ONE_AT_A_TIME.lock();
+    apir_guard::load();
     let path = std::path::Path::new(LIBRARY.to_str().unwrap());
     // SAFETY: the library is the one under test; it is only asked for its version and operations.
     let library = unsafe { GgmlLibrary::open(path, Some(REGISTRATION.to_str().unwrap())) }.unwrap();
@@ -240,7 +241,6 @@ fn mutants_that_pass_touch_nothing_but_their_tensors() {
     let (mut memory, mut graph) = (shared(BUFFER), shared(GRAPH));
     BLOBS[0].store(memory.as_mut_ptr() as usize, Ordering::Relaxed);
     BLOBS[1].store(graph.as_mut_ptr() as usize, Ordering::Relaxed);
-    apir_guard::load();
     // SAFETY: the table is static.
     assert_eq!(unsafe { apir_backend_initialize(CONTEXT, &CALLBACKS) }, 6);
     let size = BUFFER as u64;
