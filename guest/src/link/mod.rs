@@ -18,9 +18,11 @@ pub use socket::SocketLink;
 pub use virtgpu::{APIR_CAPSET_VARIABLE, CapsetFound, Findings, RENDER_NODE_VARIABLE, Unusable, VirtgpuLink};
 
 use apir_protocol::socket::{BlobRefusal, FrameError};
+use nix::errno::Errno;
 use std::fmt::{self, Debug};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Environment variable with the path of `apir serve`'s socket; it chooses the socket link.
@@ -76,10 +78,7 @@ pub enum LinkError {
     #[error("no apir host by {RENDER_NODE_VARIABLE}: {0}")]
     NoRenderNode(Findings),
     /// Nobody answers at the socket.
-    #[error(
-        "cannot connect to {} ({SOCKET_VARIABLE}): {source}; \
-         start it with: apir serve --socket {} --plugin FILE --ggml-library FILE", .path.display(), .path.display()
-    )]
+    #[error("cannot connect to {} ({SOCKET_VARIABLE}): {source}; {}", .path.display(), connect_fix(.path, .source))]
     Connect {
         /// The socket's path.
         path: PathBuf,
@@ -153,6 +152,36 @@ pub enum LinkError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What to do about a failed connection.
+fn connect_fix(path: &Path, error: &io::Error) -> String {
+    // A socket in a folder that this user may not search cannot be looked at: the error says so.
+    let other_file = std::fs::metadata(path).is_ok_and(|found| !found.file_type().is_socket());
+    match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
+        _ if other_file => format!("this is not a socket; set {SOCKET_VARIABLE} to the PATH of apir serve --socket"),
+        Errno::ENOENT => format!(
+            "there is no such file: start the server with: apir serve --socket {} --plugin FILE --ggml-library FILE \
+             (a container needs the socket's folder mounted)",
+            path.display()
+        ),
+        Errno::EACCES | Errno::EPERM => {
+            "only the user who started apir serve may connect, and each folder of the path must be searchable; \
+             run this program as that user"
+                .to_owned()
+        }
+        Errno::ECONNREFUSED => format!(
+            "the server that made it has ended: start it again with: apir serve --socket {} --plugin FILE \
+             --ggml-library FILE",
+            path.display()
+        ),
+        Errno::EPROTOTYPE => {
+            format!("another program than apir serve listens there; set {SOCKET_VARIABLE} to the PATH of apir serve --socket")
+        }
+        Errno::ENAMETOOLONG => "a socket's path has at most 107 bytes; use a shorter one on both sides".to_owned(),
+        Errno::EAGAIN => "the server is busy with others who connect; try again".to_owned(),
+        _ => format!("check {SOCKET_VARIABLE}; it must be the PATH of apir serve --socket"),
+    }
 }
 
 /// Why there is no blob.

@@ -262,6 +262,9 @@ mod tests {
     use super::*;
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use nix::sys::socket::{ControlMessage, recv, socketpair};
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::UnixListener;
 
     /// A link whose server is the test.
     fn pair() -> (SocketLink, OwnedFd) {
@@ -351,6 +354,34 @@ mod tests {
         let answered = nix::sys::socket::send(server.as_raw_fd(), &blob(1, 4096), MsgFlags::MSG_NOSIGNAL);
         assert_eq!(answered, Err(Errno::EPIPE));
         assert!(matches!(link.create_blob(1), Err(LinkError::Lost(_))));
+    }
+
+    #[test]
+    fn t31_a_failed_connection_names_what_to_do_about_it() {
+        let folder = std::env::temp_dir().join(OsStr::from_bytes(b"apir-connect-\xe9"));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name);
+        let line = |path: &Path| SocketLink::connect(path).unwrap_err().to_string();
+        std::fs::write(at("file"), "").unwrap();
+        drop(UnixListener::bind(at("left")).unwrap());
+        let _stream = UnixListener::bind(at("stream")).unwrap();
+        for (path, what) in [
+            (at("missing"), "start the server with: apir serve"),
+            (at("file"), "this is not a socket"),
+            (folder.clone(), "this is not a socket"),
+            (at("file").join("below"), "check APIR_SOCKET"),
+            (at("left"), "the server that made it has ended"),
+            (at("stream"), "another program than apir serve listens there"),
+            (at(&"x".repeat(200)), "at most 107 bytes"),
+        ] {
+            let line = line(&path);
+            assert!(line.contains(what) && !line.contains('\n'), "{line}");
+            assert_eq!(line.contains("start"), what.contains("start") || what.contains("ended"), "{line}");
+        }
+        let denied = LinkError::Connect { path: at("missing"), source: Errno::EACCES.into() }.to_string();
+        assert!(denied.contains("run this program as that user"), "{denied}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

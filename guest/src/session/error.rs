@@ -7,6 +7,7 @@ use crate::numbers::SAME_GGML_VARIABLE;
 use apir_protocol::codec::{DecodeError, EncodeError};
 use apir_protocol::command::{Command, ForwardCode, InitializeCode, LoadLibraryCode, PluginCode};
 use apir_protocol::constants::{HANDSHAKE_MAGIC, INITIALIZE_BASE, LOAD_LIBRARY_BASE};
+use std::ffi::OsString;
 use std::fmt;
 
 /// Why a session could not be opened, or a command not be carried out.
@@ -27,8 +28,8 @@ pub enum SessionError {
     #[error("no APIR host answers: {0}; start the VMM on apir's libvirglrenderer.so.1 if it is not")]
     NoAnswer(String),
     /// The environment's timeout is no number of milliseconds.
-    #[error("{TIMEOUT_VARIABLE}={0} is no number of milliseconds above 0; set one, or unset it")]
-    Timeout(String),
+    #[error("{TIMEOUT_VARIABLE}={} is no number of milliseconds above 0; set one, or unset it", .0.display())]
+    Timeout(OsString),
     /// What answered the handshake is no APIR host.
     #[error(
         "the handshake was answered with {found:#x} in place of {HANDSHAKE_MAGIC:#x}: no APIR host is there; \

@@ -21,6 +21,7 @@ use apir_protocol::constants::{
 use apir_protocol::header::{CommandHeader, HEADER_SIZE};
 use apir_protocol::messages::{DeviceGetPropsReply, DeviceGetPropsRequest};
 use apir_protocol::{Request, Wire};
+use std::ffi::OsString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -101,7 +102,7 @@ impl Session {
     /// as [`Session::open`].
     pub fn connect() -> Result<Self, SessionError> {
         let mut session = Self::first(link::routes()?)?;
-        session.deadline = deadline(std::env::var(TIMEOUT_VARIABLE).ok())?;
+        session.deadline = deadline(std::env::var_os(TIMEOUT_VARIABLE))?;
         session.load_library()?;
         session.extend()?;
         Ok(session)
@@ -352,11 +353,11 @@ impl Wire for Reason {
     }
 }
 
-fn deadline(setting: Option<String>) -> Result<Option<Duration>, SessionError> {
+fn deadline(setting: Option<OsString>) -> Result<Option<Duration>, SessionError> {
     match setting.filter(|setting| !setting.is_empty()) {
         None => Ok(None),
-        Some(setting) => match setting.parse() {
-            Ok(millis @ 1..) => Ok(Some(Duration::from_millis(millis))),
+        Some(setting) => match setting.to_str().map(str::parse) {
+            Some(Ok(millis @ 1..)) => Ok(Some(Duration::from_millis(millis))),
             _ => Err(SessionError::Timeout(setting)),
         },
     }

@@ -10,6 +10,7 @@ use apir_protocol::messages::{
     DeviceGetTypeRequest,
 };
 use apir_protocol::tensor::TensorRecord;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 fn open() -> (Session, Arc<Host>) {
@@ -319,6 +320,8 @@ fn the_environments_deadline_is_a_number_of_milliseconds() {
         let line = read(bad).unwrap_err().to_string();
         assert!(line.contains(&format!("APIR_TIMEOUT_MS={bad} ")), "{line}");
     }
+    let line = deadline(Some(std::ffi::OsString::from_vec(vec![0xe9]))).unwrap_err().to_string();
+    assert!(line.starts_with("APIR_TIMEOUT_MS="), "{line}");
 }
 
 #[test]
