@@ -7,8 +7,9 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use lddtree::DependencyAnalyzer;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -144,11 +145,21 @@ fn libraries(plan: &Plan<'_>, covered: &[PathBuf]) -> Vec<PathBuf> {
 
 /// The libraries that one is linked to, directly or not; of what is no library, none.
 fn linked(library: &Path) -> Vec<PathBuf> {
-    // The crate takes paths for text.
-    let library = library.canonicalize().ok().filter(|path| path.to_str().is_some());
-    let tree = library.and_then(|path| DependencyAnalyzer::default().analyze(path).ok());
-    let libraries = tree.into_iter().flat_map(|tree| tree.libraries.into_values());
-    libraries.filter(|library| library.found()).map(|library| library.path).collect()
+    let Ok(library) = library.canonicalize() else { return Vec::new() };
+    // The crate takes paths for text; a folder of another name is reached by its descriptor.
+    let folder =
+        library.parent().filter(|_| library.to_str().is_none()).and_then(|path| fs::File::open(path).ok());
+    let path = match (&folder, library.file_name().and_then(OsStr::to_str)) {
+        (None, _) => library,
+        (Some(folder), Some(name)) => format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into(),
+        (Some(_), None) => return Vec::new(),
+    };
+    let tree = DependencyAnalyzer::default().analyze(path).ok();
+    let found =
+        tree.into_iter().flat_map(|tree| tree.libraries.into_values()).filter(|library| library.found());
+    // Their names are good for as long as the folder is open.
+    let real = |path: PathBuf| if folder.is_some() { path.canonicalize().ok() } else { Some(path) };
+    found.filter_map(|library| real(library.path)).collect()
 }
 
 /// Manifests of Vulkan drivers that variables name, and the libraries beside them.
