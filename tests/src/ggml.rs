@@ -77,6 +77,10 @@ api! {
     fn ggml_build_forward_expand(*mut c_void, *mut c_void);
     fn ggml_backend_alloc_ctx_tensors(*mut c_void, *mut c_void) -> *mut c_void;
     fn ggml_backend_load(*const c_char) -> *mut c_void;
+    fn ggml_backend_unload(*mut c_void);
+    fn ggml_backend_dev_count() -> usize;
+    fn ggml_backend_dev_get(usize) -> *mut c_void;
+    fn ggml_backend_dev_backend_reg(*mut c_void) -> *mut c_void;
     fn ggml_backend_reg_dev_count(*mut c_void) -> usize;
     fn ggml_backend_reg_dev_get(*mut c_void, usize) -> *mut c_void;
     fn ggml_backend_dev_name(*mut c_void) -> *const c_char;
@@ -181,6 +185,23 @@ impl Ggml {
             .collect::<Result<_, _>>()
             .map(Some)
     }
+
+    /// The devices of all backends that are loaded, in ggml's order.
+    pub fn devices(&self) -> Result<Vec<Device<'_>>, Error> {
+        // SAFETY: the functions take nothing, and an index below the count.
+        let count = unsafe { (self.api.ggml_backend_dev_count)() };
+        // SAFETY: as above.
+        let device = |index| unsafe { (self.api.ggml_backend_dev_get)(index) };
+        (0..count).map(|index| Ok(Device { ggml: self, ptr: given(device(index), "a device")? })).collect()
+    }
+
+    /// Unloads the backend of a device, which takes the device out of ggml's list.
+    pub fn unload(&self, device: Device<'_>) {
+        // SAFETY: the device and its registry are valid; nothing made with them is used any more.
+        unsafe {
+            (self.api.ggml_backend_unload)((self.api.ggml_backend_dev_backend_reg)(device.ptr.as_ptr()));
+        }
+    }
 }
 
 impl<'g> Device<'g> {
@@ -282,6 +303,14 @@ impl Calculation<'_> {
     pub fn check_inputs(&self, seed: usize) -> Result<(), Error> {
         for (which, &tensor) in self.inputs.iter().enumerate() {
             self.compare("input", seed, &self.read(tensor)?, &self.input(which, seed))?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless the inputs read back as zeros, which is what a read that fails gives.
+    pub fn check_inputs_are_lost(&self) -> Result<(), Error> {
+        for &tensor in &self.inputs {
+            self.compare("input", 0, &self.read(tensor)?, &vec![0.0; self.side * self.side])?;
         }
         Ok(())
     }

@@ -46,6 +46,13 @@ impl GgmlProgram {
         self
     }
 
+    /// Loads this file as our backend.
+    #[must_use]
+    pub fn guest(mut self, library: &Path) -> Self {
+        self.guest = library.to_owned();
+        self
+    }
+
     /// Falls back to this local backend.
     #[must_use]
     pub fn cpu(mut self, library: &Path) -> Self {

@@ -9,6 +9,7 @@ pub mod completion;
 pub mod embedding;
 pub mod error;
 pub mod fakes;
+pub mod fork;
 pub mod ggml;
 pub mod ggml_program;
 pub mod http;

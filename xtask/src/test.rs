@@ -39,7 +39,7 @@ const NEEDS_DEBIAN: &str = "debians_library_";
 const PLAN: &[(&[Milestone], &[&str])] = &[
     (
         &[Milestone::Libraries],
-        &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", RUTABAGA, SEEDS],
+        &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", "forks", RUTABAGA, SEEDS],
     ),
     (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed", "faults"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),

@@ -5,13 +5,14 @@
 #![forbid(unsafe_code)]
 
 use std::io::{BufRead, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use apir_tests::Error;
 use apir_tests::error::check;
-use apir_tests::ggml::{Device, Ggml, Visibility};
+use apir_tests::fork::{Forked, Side};
+use apir_tests::ggml::{Calculation, Device, Ggml, Visibility};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -78,6 +79,18 @@ enum Work {
         #[arg(long)]
         rounds: usize,
     },
+    /// Forks children that use what they inherit, and computes meanwhile
+    Forks,
+    /// Waits, then tries to compute, and stores what it reads
+    Store,
+    /// Loads another copy of the backend
+    Twice {
+        #[arg(long)]
+        second: PathBuf,
+        /// Unload the first before
+        #[arg(long)]
+        unload: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -116,6 +129,9 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             if only { Ok(()) } else { compute(device) }
         }
         Work::Threads { threads, rounds } => all_threads(device, threads, rounds),
+        Work::Forks => forks(&ggml, &arguments.guest, device),
+        Work::Store => store(device),
+        Work::Twice { ref second, unload } => twice(&ggml, *device, second, unload),
     }
 }
 
@@ -215,6 +231,90 @@ fn allocate(device: &Device<'_>, count: usize, size: usize) -> Result<(), Error>
     let made: Vec<_> = buffers.iter().map(Option::is_some).collect();
     tell(&json!({ "event": "allocated", "made": made }));
     Ok(())
+}
+
+/// Children of every kind, each while this process computes with changing inputs and looks at every result.
+fn forks(ggml: &Ggml, guest: &Path, device: &Device<'_>) -> Result<(), Error> {
+    let calculation = device.calculation(SIDE)?;
+    let buffer = device.buffer(4096)?;
+    let mut rounds = 0;
+    let mut go_on = |calculation: &Calculation<'_>, child: Option<&Forked>| {
+        let mut ended = child.is_none();
+        for least in 0.. {
+            calculation.set_inputs(rounds)?;
+            ended = ended || child.is_none_or(Forked::has_ended);
+            calculation.compute()?;
+            calculation.check_inputs(rounds)?;
+            calculation.check_result(rounds)?;
+            rounds += 1;
+            if ended && least >= 20 {
+                break;
+            }
+        }
+        Ok::<(), Error>(())
+    };
+    go_on(&calculation, None)?;
+    for child in ["uses", "frees", "asks", "computes", "uses and computes", "loads", "nothing"] {
+        let forked = match Side::fork()? {
+            Side::Parent(forked) => forked,
+            Side::Child(end) => end.with(match child {
+                "uses" => inherited(&calculation),
+                "frees" => {
+                    drop(calculation);
+                    drop(buffer);
+                    Ok(())
+                }
+                "asks" => check(device.memory().1 > 0, || "no memory".to_owned()),
+                "computes" => compute(device),
+                "uses and computes" => inherited(&calculation).and_then(|()| compute(device)),
+                "loads" => ggml.load_backend(guest).and_then(|loaded| {
+                    let devices = loaded.unwrap_or_default();
+                    compute(devices.first().ok_or_else(|| Error::Unexpected("no device".to_owned()))?)
+                }),
+                _ => Ok(()),
+            }),
+        };
+        go_on(&calculation, Some(&forked))?;
+        forked.check()?;
+        tell(&json!({ "event": "forked", "child": child }));
+    }
+    tell(&json!({ "event": "forks", "rounds": rounds }));
+    pause("done");
+    Ok(())
+}
+
+/// What a fork can do with what its parent made: nothing, without harm to either.
+fn inherited(calculation: &Calculation<'_>) -> Result<(), Error> {
+    calculation.set_inputs(1_000_000)?;
+    calculation.check_inputs_are_lost()?;
+    check(calculation.compute().is_err(), || "a fork computed with its parent's backend".to_owned())
+}
+
+/// What a program does that saves its state: it cannot know whether what it reads is what was there.
+fn store(device: &Device<'_>) -> Result<(), Error> {
+    let calculation = device.calculation(SIDE)?;
+    calculation.set_inputs(1)?;
+    calculation.compute()?;
+    pause("ready");
+    let failed = calculation.compute().is_err();
+    let lost = calculation.check_inputs_are_lost().is_ok();
+    let kept = calculation.check_inputs(1).is_ok();
+    tell(&json!({ "event": "stored", "failed": failed, "zeros": lost, "as_written": kept }));
+    Ok(())
+}
+
+fn twice(ggml: &Ggml, first: Device<'_>, second: &Path, unload: bool) -> Result<(), Error> {
+    if unload {
+        ggml.unload(first);
+    }
+    let loaded = ggml.load_backend(second)?.unwrap_or_default();
+    let all = ggml.devices()?;
+    tell(&json!({
+        "event": "twice",
+        "second": loaded.iter().map(describe).collect::<Vec<_>>(),
+        "all": all.iter().map(describe).collect::<Vec<_>>(),
+    }));
+    compute(all.first().ok_or_else(|| Error::Unexpected("there is no device at all".to_owned()))?)
 }
 
 fn all_threads(device: &Device<'_>, threads: usize, rounds: usize) -> Result<(), Error> {
