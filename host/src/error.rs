@@ -1,6 +1,7 @@
 //! Why a context could not start, and why a command was refused.
 #![forbid(unsafe_code)]
 
+use crate::budget::Exceeded;
 use crate::memory::MemoryError;
 use crate::verify::VerifyError;
 use apir_protocol::codec::{DecodeError, EncodeError};
@@ -125,6 +126,9 @@ pub enum CommandError {
         /// How much there may be.
         limit: u64,
     },
+    /// The process has as much as it may have.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// A node that obeys its rules and that the device does not have.
     #[error("{name:?}: the device does not support this {op}")]
     Unsupported {

@@ -1,4 +1,4 @@
-//! The three C symbols, as virglrenderer calls them.
+//! The three C symbols, as virglrenderer calls them, and one of our own renderer's.
 //!
 //! A renderer may run every context in a process of its own, or several in one, on one thread or on many; deinit may never come.
 //! Nothing unwinds out of here: a panic is a refusal, and the end of the context.
@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 
 /// What the renderer offers: one static table, the same for every context.
@@ -26,13 +27,21 @@ pub struct Callbacks {
     pub get_shmem_ptr: Option<GetShmemPtr>,
 }
 
+/// A context that has started.
+#[derive(Debug)]
+struct Entry {
+    context: Arc<Mutex<Context>>,
+    /// Ends its computation, without waiting for it.
+    stop: Arc<AtomicBool>,
+}
+
 /// The contexts that have started.
-static CONTEXTS: LazyLock<Mutex<HashMap<u32, Arc<Mutex<Context>>>>> = LazyLock::new(Mutex::default);
+static CONTEXTS: LazyLock<Mutex<HashMap<u32, Entry>>> = LazyLock::new(Mutex::default);
 
 /// The longest reply written: every reply of the protocol fits many times over.
 const REPLY_CAPACITY: usize = 64 << 10;
 
-fn contexts() -> std::sync::MutexGuard<'static, HashMap<u32, Arc<Mutex<Context>>>> {
+fn contexts() -> std::sync::MutexGuard<'static, HashMap<u32, Entry>> {
     // The map is whole after any panic: its entries are put in and taken out in one step.
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -84,20 +93,37 @@ unsafe fn initialize(ctx_id: u32, callbacks: *const Callbacks) -> Result<(), Ini
     library.log_to(crate::log::from_ggml);
     let found = library.describe();
     // SAFETY: the renderer's function may be called while the context lives, and a blob stays while a command runs.
-    let blobs = unsafe { Blobs::new(ctx_id, get_shmem_ptr) };
+    let blobs = unsafe { Blobs::new(ctx_id, get_shmem_ptr, Context::mappings(&config)) };
     let context = Context::new(ctx_id, blobs, library, &config)?;
     let device = context.describe_device();
     tracing::info!("context {ctx_id}: {}: {found}; device {device}", config.library.display());
-    contexts().insert(ctx_id, Arc::new(Mutex::new(context)));
+    let stop = context.stop.clone();
+    contexts().insert(ctx_id, Entry { context: Arc::new(Mutex::new(context)), stop });
     Ok(())
 }
 
 /// Ends a context; buffers and backend are freed. An unknown context is left alone.
+///
+/// It may be called while another thread runs a command of the context. A computation then stops before its next node, where the backend can; the context is
+/// freed at the command's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn apir_backend_deinit(ctx_id: u32) {
     let ended = contexts().remove(&ctx_id);
+    if let Some(entry) = &ended {
+        entry.stop.store(true, Ordering::Relaxed);
+    }
     // A backend that panics while it is freed takes nothing with it.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(ended)));
+}
+
+/// Ends a computation of a context, from any thread, before its next node, where the backend can; so it is with every later one. The context goes on.
+///
+/// It is no part of virglrenderer's interface.
+#[unsafe(no_mangle)]
+pub extern "C" fn apir_backend_stop(ctx_id: u32) {
+    if let Some(entry) = contexts().get(&ctx_id) {
+        entry.stop.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Carries out the command `cmd` of a context.
@@ -155,7 +181,7 @@ fn dispatch(
     request: impl FnOnce() -> Vec<u8>,
     reply: &mut [u8],
 ) -> (u32, usize) {
-    let context = contexts().get(&ctx_id).cloned();
+    let context = contexts().get(&ctx_id).map(|entry| entry.context.clone());
     // A poisoned context has been taken out of the map by the panic that poisoned it.
     let Some(Ok(mut context)) = context.as_ref().map(|context| context.lock()) else {
         return (CommandError::NotInitialized(ctx_id).code(), 0);
