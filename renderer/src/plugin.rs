@@ -20,6 +20,7 @@ struct Callbacks {
 
 type Initialize = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
 type Deinit = unsafe extern "C" fn(u32);
+type Stop = unsafe extern "C" fn(u32);
 type Dispatcher = unsafe extern "C" fn(
     u32,
     *const Callbacks,
@@ -82,10 +83,11 @@ pub(crate) fn loader_text(error: &libloading::Error) -> String {
 }
 
 /// A loaded plugin. Never unloaded: it may have started threads.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Plugin {
     initialize: Initialize,
     deinit: Option<Deinit>,
+    stop: Option<Stop>,
     dispatcher: Dispatcher,
 }
 
@@ -105,6 +107,8 @@ impl Plugin {
                     .get::<Dispatcher>(b"apir_backend_dispatcher\0")
                     .map_err(LoadError::Symbol)?,
                 deinit: library.get::<Deinit>(b"apir_backend_deinit\0").ok().map(|symbol| *symbol),
+                // Not virglrenderer's: only our plugin has it.
+                stop: library.get::<Stop>(b"apir_backend_stop\0").ok().map(|symbol| *symbol),
             }
         };
         std::mem::forget(library);
@@ -127,6 +131,14 @@ impl Plugin {
         if let Some(deinit) = self.deinit {
             // SAFETY: the library is never unloaded.
             unsafe { deinit(context) }
+        }
+    }
+
+    /// Ends a computation of a context, from any thread, where the plugin can; the context goes on until its end.
+    pub(crate) fn stop(&self, context: u32) {
+        if let Some(stop) = self.stop {
+            // SAFETY: the library is never unloaded.
+            unsafe { stop(context) }
         }
     }
 
