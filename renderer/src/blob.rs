@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::plugin;
-use apir_protocol::settings::parse_size;
+use apir_protocol::settings::{SIZE_FORM, parse_size};
 use apir_protocol::socket::{BlobRefusal, MAX_BLOB_SIZE};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
