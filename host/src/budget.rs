@@ -65,6 +65,14 @@ pub struct Exceeded {
     limit: u64,
 }
 
+impl Exceeded {
+    /// What there is not enough of.
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        self.what
+    }
+}
+
 impl Account {
     /// A holder that has taken nothing, of a budget of `limit`; `what` is the name of the thing in refusals.
     #[must_use]

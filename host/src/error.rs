@@ -230,6 +230,13 @@ impl From<&CommandError> for Reason {
                 error
                 @ (MemoryError::Unknown(_) | MemoryError::TooSmall { .. } | MemoryError::OutOfMemory(_)),
             ) => error.to_string(),
+            // How much there is left tells of other contexts.
+            E::Exceeded(error) | E::Memory(MemoryError::Mappings(error)) => {
+                format!("{}: the host has no more", error.what())
+            }
+            E::Memory(MemoryError::Unavailable { bytes, .. }) => {
+                format!("memory: the host has no more ({bytes} bytes)")
+            }
             E::NoThread(_) => "no thread for the sign of life".to_owned(),
             E::Ggml(_) => "the host's ggml failed".to_owned(),
         })
