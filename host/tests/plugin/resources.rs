@@ -10,6 +10,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+const OP_MUL_MAT: u32 = 29;
+
 fn mappings() -> u64 {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64
 }

@@ -11,7 +11,6 @@ use apir_protocol::{Request, Wire};
 /// Operation numbers of ggml 0.26, whose library the tests load.
 pub(crate) const OP_ADD: u32 = 2;
 pub(crate) const OP_SQR: u32 = 9;
-pub(crate) const OP_MUL_MAT: u32 = 29;
 pub(crate) const OP_CPY: u32 = 34;
 pub(crate) const OP_VIEW: u32 = 37;
 pub(crate) const OP_MAP_CUSTOM1: u32 = 92;
