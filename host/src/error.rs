@@ -34,6 +34,9 @@ pub enum InitializeError {
     /// The context has been initialized before.
     #[error("context {0} is initialized already")]
     Twice(u32),
+    /// What to warm is written wrongly.
+    #[error(transparent)]
+    Layers(#[from] crate::warm::LayersError),
     /// The renderer handed over no callbacks.
     #[error("the renderer gave no callbacks")]
     NoCallbacks,
@@ -46,7 +49,7 @@ impl InitializeError {
         use apir_ggml::Error as Ggml;
         let started = |code: InitializeCode| INITIALIZE_BASE + code.number();
         match self {
-            Self::NoLibrary => PluginCode::ConfigMissing.number(),
+            Self::NoLibrary | Self::Layers(_) => PluginCode::ConfigMissing.number(),
             Self::Ggml(
                 Ggml::LibraryMissing { .. } | Ggml::LibraryNotAFile { .. } | Ggml::LibraryOpen { .. },
             ) => PluginCode::CannotOpen.number(),

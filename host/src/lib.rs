@@ -15,6 +15,7 @@
 //! | [`budget`], [`threads`] | what the contexts of a process share |
 //! | [`liveness`] | the word that tells the guest that the host lives |
 //! | [`handle`] | tokens |
+//! | [`warm`] | graphs that fill a driver's cache of shaders before any guest |
 //! | [`config`], [`limits`], [`log`], [`error`] | settings, limits, log lines, refusals |
 
 pub mod budget;
@@ -31,6 +32,7 @@ pub mod memory;
 pub mod plugin;
 pub mod threads;
 pub mod verify;
+pub mod warm;
 
 #[rustfmt::skip]
 mod generated;

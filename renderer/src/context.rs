@@ -214,6 +214,23 @@ impl Context {
         Ok(())
     }
 
+    /// Has the plugin compute graphs of its own, without a guest.
+    ///
+    /// # Errors
+    /// [`Error::NotWarmed`] without a plugin that can, and when nothing was computed.
+    pub(crate) fn warm(&self) -> Result<(), Error> {
+        let path = self.plugin.as_ref().ok_or(Error::NotWarmed("no plugin is configured"))?;
+        let plugin = Plugin::load(path).map_err(|error| {
+            self.state.warn(format_args!("{}: {error}", path.display()));
+            Error::NotWarmed("the plugin cannot be loaded")
+        })?;
+        match plugin.warm(self.state.id()) {
+            None => Err(Error::NotWarmed("the plugin has no apir_backend_warm")),
+            Some(0) => Err(Error::NotWarmed("the plugin computed nothing")),
+            Some(_) => Ok(()),
+        }
+    }
+
     fn check_version(&self, guest: &[u8; 8]) {
         let [a, b, c, d, e, f, g, h] = *guest;
         let (major, minor) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));

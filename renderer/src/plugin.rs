@@ -19,6 +19,7 @@ struct Callbacks {
 }
 
 type Initialize = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
+type Warm = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
 type Deinit = unsafe extern "C" fn(u32);
 type Stop = unsafe extern "C" fn(u32);
 type Dispatcher = unsafe extern "C" fn(
@@ -88,6 +89,7 @@ pub(crate) struct Plugin {
     initialize: Initialize,
     deinit: Option<Deinit>,
     stop: Option<Stop>,
+    warm: Option<Warm>,
     dispatcher: Dispatcher,
 }
 
@@ -106,6 +108,7 @@ impl Plugin {
                 dispatcher: *library
                     .get::<Dispatcher>(b"apir_backend_dispatcher\0")
                     .map_err(LoadError::Symbol)?,
+                warm: library.get::<Warm>(b"apir_backend_warm\0").ok().map(|symbol| *symbol),
                 deinit: library.get::<Deinit>(b"apir_backend_deinit\0").ok().map(|symbol| *symbol),
                 // Not virglrenderer's: only our plugin has it.
                 stop: library.get::<Stop>(b"apir_backend_stop\0").ok().map(|symbol| *symbol),
@@ -124,6 +127,12 @@ impl Plugin {
     pub(crate) fn initialize(&self, context: u32) -> u32 {
         // SAFETY: the library is never unloaded; the callbacks live as long as the process.
         unsafe { (self.initialize)(context, &raw const CALLBACKS) }
+    }
+
+    /// Computes graphs of its own, so that drivers compile what these need; how many, or `None` where the plugin has none.
+    pub(crate) fn warm(&self, context: u32) -> Option<u32> {
+        // SAFETY: the library is never unloaded; the callbacks live as long as the process.
+        self.warm.map(|warm| unsafe { warm(context, &raw const CALLBACKS) })
     }
 
     /// Ends a context.

@@ -3,7 +3,7 @@ use crate::context::{Config, Context};
 use crate::error::Error;
 use crate::log::TARGET;
 use crate::relay::STARTED;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, Walls};
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -120,12 +120,22 @@ pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     }
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
-    let _walls = options.sandbox.enter(&options.libraries)?;
+    let walls = options.sandbox.enter(&options.libraries)?;
+    // Before there is another thread.
+    set_variables(walls.as_ref());
     end_with_client(&socket, options.context)?;
     // Whoever started this process knows now that it runs. Standard error may be gone.
     let _ = io::stderr().write_all(&[STARTED]);
     let config = options.libraries.config()?.set(OWN_PROCESS, "1")?;
     serve(&socket, options.context, config, options.blobs)
+}
+
+/// Tells this process's drivers what its walls leave them.
+pub(crate) fn set_variables(walls: Option<&Walls>) {
+    for (name, value) in walls.into_iter().flat_map(Walls::variables) {
+        // SAFETY: the sandbox is entered by a process of one thread alone.
+        unsafe { std::env::set_var(name, value) };
+    }
 }
 
 /// The client's socket at a number that libraries do not take for standard input.
