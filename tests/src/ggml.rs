@@ -29,6 +29,73 @@ const TYPE_F32: c_int = 0;
 /// ggml's number of the status "success".
 const STATUS_SUCCESS: c_int = 0;
 
+/// ggml's number of the triangle below the diagonal.
+const TRI_LOWER: c_int = 3;
+
+/// ggml's number of the ascending order.
+const SORT_ASCENDING: c_int = 0;
+
+/// An operation whose number differs between releases of ggml, or one that has variants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// The triangle below the diagonal.
+    Tri,
+    /// A column and two rows of zeros.
+    Pad,
+    /// Each row's order.
+    Argsort,
+    /// Half of what is below 0.
+    LeakyRelu,
+    /// All the same.
+    Fill,
+    /// The last map of UNARY.
+    Trunc,
+    /// The first unit of GLU.
+    Reglu,
+}
+
+impl Operation {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Tri, Self::Pad, Self::Argsort, Self::LeakyRelu, Self::Fill, Self::Trunc, Self::Reglu];
+    const COLUMNS: usize = 4;
+    const ROWS: usize = 4;
+
+    /// Even numbers and 0, different in each row.
+    fn input() -> [f32; Self::COLUMNS * Self::ROWS] {
+        std::array::from_fn(|at| (at * 7 % 16) as f32 * 2.0 - 14.0)
+    }
+
+    /// What must come of it.
+    pub fn wanted(self) -> Vec<i32> {
+        let a: Vec<i32> = Self::input().iter().map(|value| *value as i32).collect();
+        let rows = a.chunks_exact(Self::COLUMNS);
+        match self {
+            Self::Tri => {
+                let below = |(row, values): (usize, &[i32])| {
+                    values.iter().enumerate().map(|(at, value)| if at < row { *value } else { 0 }).collect()
+                };
+                rows.enumerate().flat_map(|row| -> Vec<i32> { below(row) }).collect()
+            }
+            Self::Pad => {
+                let padded = rows.flat_map(|row| row.iter().copied().chain([0]));
+                padded.chain([0; 2 * (Self::COLUMNS + 1)]).collect()
+            }
+            Self::Argsort => rows
+                .flat_map(|row| {
+                    let mut order: Vec<i32> = (0..Self::COLUMNS as i32).collect();
+                    order.sort_by_key(|at| row[*at as usize]);
+                    order
+                })
+                .collect(),
+            Self::LeakyRelu => a.iter().map(|value| if *value < 0 { value / 2 } else { *value }).collect(),
+            Self::Fill => vec![7; a.len()],
+            Self::Trunc => a,
+            Self::Reglu => rows.flat_map(|row| [row[0].max(0) * row[2], row[1].max(0) * row[3]]).collect(),
+        }
+    }
+}
+
 /// The argument of `ggml_init`.
 #[repr(C)]
 struct InitParams {
@@ -73,6 +140,13 @@ api! {
     fn ggml_add(*mut c_void, *mut c_void, *mut c_void) -> *mut c_void;
     fn ggml_mul_mat(*mut c_void, *mut c_void, *mut c_void) -> *mut c_void;
     fn ggml_sqr(*mut c_void, *mut c_void) -> *mut c_void;
+    fn ggml_leaky_relu(*mut c_void, *mut c_void, f32, bool) -> *mut c_void;
+    fn ggml_tri(*mut c_void, *mut c_void, c_int) -> *mut c_void;
+    fn ggml_pad(*mut c_void, *mut c_void, c_int, c_int, c_int, c_int) -> *mut c_void;
+    fn ggml_argsort(*mut c_void, *mut c_void, c_int) -> *mut c_void;
+    fn ggml_fill(*mut c_void, *mut c_void, f32) -> *mut c_void;
+    fn ggml_trunc(*mut c_void, *mut c_void) -> *mut c_void;
+    fn ggml_reglu(*mut c_void, *mut c_void) -> *mut c_void;
     fn ggml_new_graph_custom(*mut c_void, usize, bool) -> *mut c_void;
     fn ggml_build_forward_expand(*mut c_void, *mut c_void);
     fn ggml_backend_alloc_ctx_tensors(*mut c_void, *mut c_void) -> *mut c_void;
@@ -239,6 +313,55 @@ impl<'g> Device<'g> {
             (api.ggml_backend_buft_alloc_buffer)((api.ggml_backend_dev_buffer_type)(self.ptr.as_ptr()), size)
         };
         Ok(Buffer { ggml: self.ggml, ptr: given(ptr, "a buffer")? })
+    }
+
+    /// Computes one operation of a fixed matrix; gives whether the device says that it can, and what came of it, as whole numbers.
+    pub fn compute_one(&self, operation: Operation) -> Result<(bool, Vec<i32>), Error> {
+        let api = &self.ggml.api;
+        // SAFETY: the device is valid; it takes no parameters here.
+        let backend =
+            given(unsafe { (api.ggml_backend_dev_init)(self.ptr.as_ptr(), std::ptr::null()) }, "a backend")?;
+        const TENSORS: usize = 4;
+        // SAFETY: the context has room for four tensors and a graph of four nodes; all pointers come from ggml, each is used with the
+        // context or backend that made it and freed once, and the values are as large as their tensors.
+        unsafe {
+            let mem_size =
+                TENSORS * (api.ggml_tensor_overhead)() + (api.ggml_graph_overhead_custom)(TENSORS, false);
+            let params = InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true };
+            let context = given((api.ggml_init)(params), "a context")?.as_ptr();
+            let (columns, rows) = (Operation::COLUMNS, Operation::ROWS);
+            let input = (api.ggml_new_tensor_2d)(context, TYPE_F32, columns as i64, rows as i64);
+            let result = match operation {
+                Operation::Tri => (api.ggml_tri)(context, input, TRI_LOWER),
+                Operation::Pad => (api.ggml_pad)(context, input, 1, 2, 0, 0),
+                Operation::Argsort => (api.ggml_argsort)(context, input, SORT_ASCENDING),
+                Operation::LeakyRelu => (api.ggml_leaky_relu)(context, input, 0.5, false),
+                Operation::Fill => (api.ggml_fill)(context, input, 7.0),
+                Operation::Trunc => (api.ggml_trunc)(context, input),
+                Operation::Reglu => (api.ggml_reglu)(context, input),
+            };
+            let graph = given((api.ggml_new_graph_custom)(context, TENSORS, false), "a graph")?;
+            (api.ggml_build_forward_expand)(graph.as_ptr(), result);
+            let buffer = given((api.ggml_backend_alloc_ctx_tensors)(context, backend.as_ptr()), "memory")?;
+            let supported = (api.ggml_backend_dev_supports_op)(self.ptr.as_ptr(), result);
+            let values = Operation::input();
+            (api.ggml_backend_tensor_set)(input, values.as_ptr().cast(), 0, size_of_val(&values[..]));
+            let status = (api.ggml_backend_graph_compute)(backend.as_ptr(), graph.as_ptr());
+            let mut bytes = vec![0u8; (api.ggml_nbytes)(result)];
+            (api.ggml_backend_tensor_get)(result, bytes.as_mut_ptr().cast(), 0, bytes.len());
+            (api.ggml_backend_buffer_free)(buffer.as_ptr());
+            (api.ggml_free)(context);
+            (api.ggml_backend_free)(backend.as_ptr());
+            let words = bytes.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]);
+            let number = |word| match operation {
+                Operation::Argsort => i32::from_le_bytes(word),
+                _ => f32::from_le_bytes(word) as i32,
+            };
+            match status {
+                STATUS_SUCCESS => Ok((supported, words.map(number).collect())),
+                other => Err(Error::Unexpected(format!("graph_compute of {operation:?} answered {other}"))),
+            }
+        }
     }
 
     /// Sets up a calculation with matrices of `side` × `side`.

@@ -7,6 +7,7 @@ use apir_tests::error::check;
 use apir_tests::ggml::Visibility;
 use apir_tests::ggml_program::{GgmlProgram, check_remote, event, warnings};
 use apir_tests::peers::{self, Dist, LlamaDir};
+use apir_tests::releases;
 use apir_tests::server::Serve;
 
 /// Runs a program of the ggml in `folder` against the ggml library `host` in the server.
@@ -75,4 +76,34 @@ fn a_host_library_asked_by_its_own_registration_function() -> Result<(), Error> 
     let llama = LlamaDir::from_env()?;
     let serve = Serve::new(&Dist::from_env()?, &llama.cpu_library()).registration("ggml_backend_cpu_reg");
     pair_with(llama.path(), "0.", Visibility::Local, &serve)
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn t27_operations_of_releases_that_number_them_differently() -> Result<(), Error> {
+    releases::operations(env!("CARGO_BIN_EXE_ggml-program"), "0.13.1", "0.26.0")?;
+    releases::operations(env!("CARGO_BIN_EXE_ggml-program"), "0.26.0", "0.13.1")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn t27_a_model_between_releases_that_number_operations_differently() -> Result<(), Error> {
+    releases::model(env!("CARGO_BIN_EXE_llama-program"), "0.13.1", "0.26.0")?;
+    releases::model(env!("CARGO_BIN_EXE_llama-program"), "0.26.0", "0.13.1")
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn t27_a_guest_of_an_older_ggml_refuses_upstream_s_plugin_in_one_line() -> Result<(), Error> {
+    let (dist, llama) = (Dist::from_env()?, LlamaDir::from_env()?);
+    let server = Serve::new(&dist, &llama.cpu_library()).plugin(&llama.upstream_plugin()?).start()?;
+    let folder = peers::ggml_release("0.13.1")?;
+    let program =
+        GgmlProgram::new(env!("CARGO_BIN_EXE_ggml-program"), &folder, &dist).envs(server.guest_env());
+    let output = program.command(&["operations"]).run(std::time::Duration::from_secs(30))?;
+    let lines: Vec<&str> = output.stderr.lines().filter(|line| line.contains("no device: ")).collect();
+    let [line] = lines[..] else {
+        return Err(Error::Unexpected(format!("not one line: {}", output.stderr)));
+    };
+    check(line.contains("0.13.1") && line.contains("0.19 or newer"), || line.to_owned())
 }

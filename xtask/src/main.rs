@@ -1,4 +1,4 @@
-//! Developer commands: cargo xtask demo | test | codegen | bench | archs | ops | fuzz | coverage | dist.
+//! Developer commands: cargo xtask demo | test | codegen | bench | archs | versions | ops | fuzz | coverage | dist.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -26,6 +26,7 @@ mod test;
 mod tools;
 mod ui;
 mod upstream;
+mod versions;
 mod vm;
 
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ enum Command {
     Bench(bench::Options),
     /// Run a model of every architecture of llama.cpp through the pair, and compare it with the local CPU
     Archs(archs::Options),
+    /// Run programs of every ggml release at hand on hosts of every one
+    Versions,
     /// Run every case of ggml's own test-backend-ops through the pair
     Ops(ops::Options),
     /// Run a command in a virtual machine: stock QEMU, Debian's kernel, our renderer and plugin
@@ -96,6 +99,7 @@ fn run(command: &Command, ui: &Ui) -> Result<u8, Error> {
         Command::Codegen { check } => codegen::run(&workspace, ui, *check),
         Command::Bench(options) => bench::run(&workspace, ui, options).map(|()| true),
         Command::Archs(options) => archs::run(&workspace, ui, options),
+        Command::Versions => versions::run(&workspace, ui),
         Command::Ops(options) => ops::run(&workspace, ui, options),
         Command::Fuzz(options) => fuzz::run(&workspace, ui, options),
         Command::Coverage(options) => coverage::run(&workspace, ui, options),

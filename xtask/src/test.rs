@@ -37,12 +37,8 @@ const NEEDS_DEBIAN: &str = "debians_library_";
 
 /// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], [`SEEDS`], [`FUZZ`], or a test file of the workspace.
 const PLAN: &[(&[Milestone], &[&str])] = &[
-    (
-        &[Milestone::Libraries],
-        &[CRATES, "rows", "ggml_versions", "bad_input", "memory", "threads", "forks", RUTABAGA, SEEDS],
-    ),
-    (&[Milestone::Vulkan], &["vulkan"]),
-    (&[Milestone::Programs], &["backend_ops", "demo", "worker_killed", "faults"]),
+    (&[Milestone::Libraries], &[CRATES, "rows", "bad_input", "memory", "threads", "forks", RUTABAGA, SEEDS]),
+    (&[Milestone::Programs], &["ggml_versions", "backend_ops", "demo", "worker_killed", "faults"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
     (&[Milestone::Models], &["models"]),
@@ -54,7 +50,6 @@ const PLAN: &[(&[Milestone], &[&str])] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Milestone {
     Libraries,
-    Vulkan,
     Programs,
     Models,
     Servers,
@@ -201,8 +196,6 @@ impl Peers {
         self.llama.build(cache, ui, Stage::Libraries)?;
         releases::ensure(cache, ui, &self.llama)?;
         progress.reach(Milestone::Libraries);
-        peers::ggml_vulkan(cache, ui)?;
-        progress.reach(Milestone::Vulkan);
         models::tiny(cache, ui, &workspace.root)?;
         models::smollm2(cache, ui)?;
         self.llama.build(cache, ui, Stage::Programs)?;
@@ -239,7 +232,6 @@ impl Peers {
             .env("APIR_GGML_API2_DIR", &self.ggml_api2)
             .env("APIR_GGML_RELEASES", releases::folder(&self.cache))
             .env("APIR_VM", &self.machines)
-            .env("APIR_VULKAN_DIR", peers::ggml_vulkan_path(&self.cache))
             .env("APIR_GGML_CPU_API2", self.ggml_api2.join("libggml-cpu-x64.so"))
     }
 }
@@ -249,7 +241,6 @@ impl Milestone {
     fn lane(self) -> Lane {
         match self {
             Milestone::Libraries
-            | Milestone::Vulkan
             | Milestone::Programs
             | Milestone::Models
             | Milestone::Servers

@@ -25,8 +25,6 @@ pub const MAX_EXTENT: u64 = 1 << 46;
 pub struct Place {
     /// Token of the buffer.
     pub buffer: u64,
-    /// Number of the memory that it lies in, which another buffer may share.
-    pub memory: u64,
     /// Bytes from the buffer's base.
     pub offset: u64,
     /// Bytes from there to the buffer's end.
@@ -91,8 +89,7 @@ impl CheckedTensor {
             });
         }
         let room = size - record.data;
-        let memory = buffers.memory(token);
-        tensor.place = Some(Place { buffer: token, memory, offset: record.data, room });
+        tensor.place = Some(Place { buffer: token, offset: record.data, room });
         Ok(tensor)
     }
 
@@ -240,7 +237,7 @@ impl CheckedTensor {
     pub fn overlaps(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (self.place, other.place) else { return false };
         // Both ends lie inside a buffer: the sums are small.
-        own.memory == others.memory
+        own.buffer == others.buffer
             && self.extent > 0
             && other.extent > 0
             && own.offset < others.offset + other.extent

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use apir_tests::Error;
 use apir_tests::error::check;
 use apir_tests::fork::{Forked, Side};
-use apir_tests::ggml::{Calculation, Device, Ggml, Visibility};
+use apir_tests::ggml::{Calculation, Device, Ggml, Operation, Visibility};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -41,6 +41,8 @@ struct Arguments {
 enum Work {
     /// Computes once on the backend's device, or else on the local one
     Compute,
+    /// Computes the operations whose numbers differ between releases of ggml
+    Operations,
     /// Computes one graph again and again
     Repeat {
         #[arg(long, default_value_t = 1000)]
@@ -121,6 +123,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let device = devices.first().ok_or_else(|| Error::Unexpected("there is no device at all".to_owned()))?;
     match arguments.work {
         Work::Compute => compute(device),
+        Work::Operations => operations(device),
         Work::Repeat { warm_up, count } => repeat(device, warm_up, count),
         Work::Buffers { warm_up, count } => buffers(device, warm_up, count),
         Work::Latency { side, seconds } => latency(device, side, Duration::from_secs(seconds)),
@@ -159,6 +162,17 @@ fn compute(device: &Device<'_>) -> Result<(), Error> {
         "buffer": calculation.buffer_name(),
         "supported": supported,
     }));
+    Ok(())
+}
+
+fn operations(device: &Device<'_>) -> Result<(), Error> {
+    for operation in Operation::ALL {
+        let (supported, found) = device.compute_one(operation)?;
+        check(supported, || format!("{operation:?} is not supported"))?;
+        let wanted = operation.wanted();
+        check(found == wanted, || format!("{operation:?} gave {found:?}, must be {wanted:?}"))?;
+    }
+    tell(&json!({ "event": "operations", "count": Operation::ALL.len(), "device": device.name() }));
     Ok(())
 }
 

@@ -94,8 +94,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A client of this server, of which nobody is a witness.
-    pub(crate) fn of(server: &Server) -> Self {
+    fn of(server: &Server) -> Self {
         let link = SocketLink::connect(server.socket()).unwrap();
         let reply = link.create_blob(REPLY as u64).unwrap();
         Self { link, reply, blobs: HashMap::new(), beside: None }
@@ -119,7 +118,7 @@ impl Guest {
         Self::started(&Beside::now())
     }
 
-    pub(crate) fn load(&self) {
+    fn load(&self) {
         let version: Vec<u8> =
             [PROTOCOL_MAJOR, PROTOCOL_MINOR].iter().flat_map(|word| word.to_le_bytes()).collect();
         self.submit(HANDSHAKE, 0, &version);
