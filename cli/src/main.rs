@@ -3,7 +3,8 @@
 
 use apir_renderer::worker::{self, Blobs, Libraries, WorkerOptions};
 use apir_renderer::{
-    Error, QueuedStderr, Sandbox, Server, ServerOptions, log_filter, log_filter_or_default, score,
+    Error, QueuedStderr, Sandbox, Server, ServerOptions, ShaderCaches, WarmOptions, Warmed, log_filter,
+    log_filter_or_default, score,
 };
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Serve a ggml backend to guests on a unix socket, one worker process for each.
     Serve(Serve),
+    /// Fill the cache of compiled shaders that sandboxed workers read, so that guests do not wait for a compiler.
+    Warm(Warm),
     /// Serve one client; started by `apir serve`, and by the virglrenderer drop-in in a VMM.
     #[command(hide = true)]
     Worker(Worker),
@@ -51,6 +54,40 @@ struct Serve {
     /// The library's registration symbol, where it is not the plugin's default.
     #[arg(long, value_name = "SYMBOL", value_parser = symbol())]
     ggml_reg: Option<OsString>,
+    /// Do not fill the cache of compiled shaders beside serving, where drivers need one and it is not filled.
+    #[arg(long)]
+    no_warm: bool,
+}
+
+#[derive(Debug, Args)]
+struct Warm {
+    /// The ggml backend library, such as libggml-vulkan.so.
+    #[arg(long, value_name = "FILE")]
+    ggml_library: PathBuf,
+    /// The APIR plugin; else from VIRGL_APIR_BACKEND_LIBRARY, else beside this program.
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// The library's registration symbol, where it is not the plugin's default.
+    #[arg(long, value_name = "SYMBOL", value_parser = symbol())]
+    ggml_reg: Option<OsString>,
+    /// The folder of caches; else from APIR_SHADER_CACHE, else apir/shaders in the user's folder of caches.
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Types of weights, with commas between; those of most models when absent.
+    #[arg(long, value_name = "LIST")]
+    weights: Option<String>,
+    /// Sizes of attention heads.
+    #[arg(long, value_name = "LIST")]
+    heads: Option<String>,
+    /// Numbers of tokens in a batch.
+    #[arg(long, value_name = "LIST")]
+    tokens: Option<String>,
+    /// Fill a cache that is there anew.
+    #[arg(long)]
+    again: bool,
+    /// Write into this empty cache: the process that does the work.
+    #[arg(long, value_name = "DIR", hide = true)]
+    into: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +126,7 @@ fn symbol() -> impl TypedValueParser<Value = OsString> {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(options) => serve(options),
+        Command::Warm(options) => warm(options),
         Command::Worker(options) => {
             // Its starter has told of a wrong filter.
             // Its lines are taken apart by whoever reads them.
@@ -116,17 +154,68 @@ fn main() -> ExitCode {
 
 fn serve(options: Serve) -> Result<(), Error> {
     start_logging(log_filter()?, || QueuedStderr, true, io::stderr().is_terminal());
+    let (sandbox, caches) = (Sandbox::from_environment()?, ShaderCaches::from_environment()?);
     let server = Server::bind(ServerOptions {
         socket: options.socket,
         plugin: options.plugin,
         ggml_library: options.ggml_library,
         ggml_reg: options.ggml_reg,
-        sandbox: Sandbox::from_environment()?,
+        sandbox: sandbox.clone(),
     })?;
     say(&server.to_string());
+    if let Some(caches) = caches.filter(|_| !options.no_warm) {
+        apir_renderer::warm_beside_server(WarmOptions {
+            libraries: server.libraries().clone(),
+            sandbox,
+            caches,
+            layers: Vec::new(),
+            again: false,
+        });
+    }
     let ended = server.run();
     QueuedStderr::flush();
     ended
+}
+
+fn warm(options: Warm) -> Result<(), Error> {
+    start_logging(log_filter()?, io::stderr, true, io::stderr().is_terminal());
+    let program = std::env::current_exe().ok();
+    let given = Libraries {
+        plugin: options.plugin.as_deref().map(full),
+        ggml_library: Some(full(&options.ggml_library)),
+        ggml_reg: options.ggml_reg,
+    };
+    let lists = [
+        ("apir.warm.weights", options.weights),
+        ("apir.warm.heads", options.heads),
+        ("apir.warm.tokens", options.tokens),
+    ];
+    let caches = match options.cache.or_else(|| options.into.clone()) {
+        Some(folder) => Some(ShaderCaches::at(full(&folder))),
+        None => ShaderCaches::from_environment()?,
+    };
+    let caches = caches.ok_or(Error::NotWarmed("there is no folder for caches; give --cache DIR"))?;
+    let options_of = WarmOptions {
+        libraries: given.or_environment(program.as_deref().and_then(Path::parent)),
+        sandbox: Sandbox::from_environment()?,
+        caches,
+        layers: lists.into_iter().filter_map(|(key, list)| Some((key, list?))).collect(),
+        again: options.again,
+    };
+    if let Some(part) = &options.into {
+        return apir_renderer::fill(&options_of, part);
+    }
+    match apir_renderer::warm(&options_of)? {
+        Warmed::Before(cache) => say(&format!("the cache of shaders was filled before: {}", cache.display())),
+        Warmed::Now(cache) => say(&format!("the cache of shaders is filled: {}", cache.display())),
+        Warmed::Nothing => say("the drivers have written no cache of shaders; there is none to read"),
+    }
+    Ok(())
+}
+
+/// A path that also holds in another folder; as given where there is none.
+fn full(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 fn work(options: Worker) -> Result<(), Error> {

@@ -339,13 +339,10 @@ fn server_behind(profile: &str, landlock: bool) -> Server {
     })
 }
 
-/// The number of the worker's socket.
-fn socket_of_worker(server: &Server) -> u32 {
-    let folder = format!("/proc/{}/fd", server.workers()[0]);
-    let is_socket =
-        |path: &Path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
-    let found = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find(|path| is_socket(path));
-    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+/// The number of the worker's socket: the only descriptor with these flags.
+fn socket_of_worker(guest: &Guest) -> u32 {
+    let flags = |fd: &u32| call(guest, libc::SYS_fcntl, &[*fd, libc::F_GETFL as u32]);
+    (3..64).find(|fd| flags(fd) == (libc::O_RDWR, 0)).unwrap()
 }
 
 /// Requests of ioctl that reach beyond the worker, with what no driver of a GPU asks.
@@ -443,7 +440,7 @@ fn s29_requests_that_reach_beyond_a_driver_are_refused() {
     // The control: whatever the descriptor says to them, it is not what the filter says.
     let open = server("off", "");
     let guest = Guest::ready(&open);
-    let socket = socket_of_worker(&open);
+    let socket = socket_of_worker(&guest);
     for &request in FOREIGN_REQUESTS {
         for fd in [2, socket] {
             let (result, errno) = call(&guest, libc::SYS_ioctl, &[fd, request, 0]);
@@ -456,7 +453,7 @@ fn s29_requests_that_reach_beyond_a_driver_are_refused() {
     for (profile, landlock) in WALLS {
         let server = server_behind(profile, landlock);
         let guest = Guest::ready(&server);
-        let socket = socket_of_worker(&server);
+        let socket = socket_of_worker(&guest);
         for &request in FOREIGN_REQUESTS {
             for fd in [2, socket] {
                 let answer = call(&guest, libc::SYS_ioctl, &[fd, request, 0]);
@@ -493,7 +490,7 @@ fn s29_no_descriptor_sends_signals() {
     for (profile, landlock) in WALLS {
         let server = server_behind(profile, landlock);
         let guest = Guest::ready(&server);
-        let socket = socket_of_worker(&server);
+        let socket = socket_of_worker(&guest);
         for arguments in commands(socket) {
             let answer = call(&guest, libc::SYS_fcntl, &arguments);
             assert_eq!(answer, (-1, libc::EPERM), "{profile} {landlock} {arguments:?}");
@@ -511,7 +508,7 @@ fn s29_no_descriptor_sends_signals() {
     // The control: without walls it may be asked for.
     let open = server("off", "");
     let guest = Guest::ready(&open);
-    let socket = socket_of_worker(&open);
+    let socket = socket_of_worker(&guest);
     let flags = [socket, libc::F_SETFL as u32, (libc::O_RDWR | libc::O_ASYNC) as u32];
     assert_eq!(call(&guest, libc::SYS_fcntl, &flags), (0, 0));
 }

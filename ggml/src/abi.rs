@@ -34,6 +34,16 @@ pub const FLAG_COMPUTE: i32 = 16;
 /// A backend's identity: 16 bytes (`ggml_guid`).
 pub type Guid = [u8; 16];
 
+/// What a library was built with or found in the processor (`ggml_backend_feature`), 16 bytes.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Feature {
+    /// Its name; null behind the last.
+    pub name: *const c_char,
+    /// `1` for one that is there.
+    pub value: *const c_char,
+}
+
 /// A backend registration (`ggml_backend_reg`), 48 bytes.
 #[repr(C)]
 #[derive(Debug)]

@@ -41,9 +41,14 @@ pub struct Config {
     pub threads: usize,
     /// The host's user says that every guest has the same ggml.
     pub same_ggml: bool,
+    /// Nobody else has a context in this process.
+    pub alone: bool,
     /// How much the context may take.
     pub limits: Limits,
 }
+
+/// The renderer's key that is 1 in a process of one context. Without it a process is taken to have several, or to be a VMM.
+const ALONE: &str = "apir.own_process";
 
 /// The registration function of a library built for dynamic loading.
 const DEFAULT_REGISTRATION: &str = "ggml_backend_init";
@@ -101,7 +106,8 @@ impl Config {
         let library = either("ggml.library.path", "APIR_LLAMA_CPP_GGML_LIBRARY_PATH")
             .ok_or(InitializeError::NoLibrary)?
             .into();
-        Ok(Self { library, registration, present_as, threads, same_ggml, limits })
+        let alone = key(ALONE).is_some_and(|value| value == "1");
+        Ok(Self { library, registration, present_as, threads, same_ggml, alone, limits })
     }
 }
 
@@ -145,6 +151,11 @@ mod tests {
         let config = read(&[("ggml.library.path", "/key.so"), ("ggml.library.reg", "")], &[]).unwrap();
         assert_eq!(config.registration, "ggml_backend_init");
         assert!(config.threads >= 1);
+        let path = ("ggml.library.path", "/key.so");
+        for (value, alone) in [("", false), ("0", false), ("1", true)] {
+            assert_eq!(read(&[path, (ALONE, value)], &[]).unwrap().alone, alone, "{value}");
+        }
+        assert!(!read(&[path], &[(ALONE, "1")]).unwrap().alone, "only the renderer knows");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The state of one context: its device, its handles, and memory that its commands use again.
 #![forbid(unsafe_code)]
 
+use crate::budget::{Account, BUFFERS, MAPPINGS, Sharing, Taken, WORK};
 use crate::config::Config;
 use crate::error::{CommandError, InitializeError, Reason};
 use crate::generated::dispatch;
@@ -8,7 +9,8 @@ use crate::graphs::{GraphCache, SupportCache};
 use crate::handle::HandleTable;
 use crate::limits::Limits;
 use crate::liveness::{Activity, Heart};
-use crate::memory::{Blobs, HostBuffer};
+use crate::memory::{Blobs, HostBuffer, check_available, max_mappings};
+use crate::threads::{self, Habits};
 use crate::verify::graph::Verifier;
 use crate::verify::indices::IndexCheck;
 use crate::verify::rules::RuleBook;
@@ -19,6 +21,7 @@ use apir_protocol::codec::{Decoder, Encoder};
 use apir_protocol::command::Command;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Bases of buffers start here: not 0, and no address of anything.
 const FIRST_BASE: u64 = 1 << 20;
@@ -26,6 +29,12 @@ const FIRST_BASE: u64 = 1 << 20;
 const LAST_BASE: u64 = 1 << 62;
 /// Bases have at least this alignment and distance, a large page's.
 const BASE_ALIGN: u64 = 64 << 10;
+/// Of how many mappings that a process may have one is for the contexts: the renderer has one for each blob too, and a VMM has its own.
+const MAPPINGS_SHARE: u64 = 4;
+/// The part of a CPU's memory that buffers may take when nothing says how much, in quarters; the rest is for work memory and graphs.
+const QUARTERS_FOR_BUFFERS: u64 = 3;
+/// What a CPU backend takes beside the work memory of a node, in bytes.
+const WORK_SLACK: u64 = 64 << 10;
 
 /// What a handle of a context names.
 #[derive(Debug)]
@@ -41,11 +50,14 @@ pub(crate) struct ContextBuffer {
     pub(crate) base: u64,
     pub(crate) buffer_type: BufferType,
     info: BufferInfo,
+    _taken: Option<Taken>,
 }
 
 /// The handles of a context.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Objects {
+    /// Bytes of the process's buffers.
+    account: Account,
     table: HandleTable<Object>,
     /// Buffer types have one handle each, however often they are asked for.
     buffer_types: Vec<(BufferType, BufferTypeHandle)>,
@@ -57,6 +69,18 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
+    fn new(account: Account) -> Self {
+        Self {
+            account,
+            table: HandleTable::default(),
+            buffer_types: Vec::new(),
+            next_base: 0,
+            count: 0,
+            bytes: 0,
+            mapped_bytes: 0,
+        }
+    }
+
     pub(crate) fn buffer(&self, handle: BufferHandle) -> Result<&ContextBuffer, CommandError> {
         match self.table.get(handle.0) {
             Some(Object::Buffer(buffer)) => Ok(buffer),
@@ -71,7 +95,17 @@ impl Objects {
         }
     }
 
-    pub(crate) fn add_buffer(&mut self, memory: HostBuffer) -> Result<BufferHandle, CommandError> {
+    /// Takes bytes of the process's buffers.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Taken, CommandError> {
+        Ok(self.account.take(bytes)?)
+    }
+
+    /// Adds a buffer, with what it has taken of the process's bytes.
+    pub(crate) fn add_buffer(
+        &mut self,
+        memory: HostBuffer,
+        taken: Option<Taken>,
+    ) -> Result<BufferHandle, CommandError> {
         let buffer_type = memory.ggml().buffer_type()?;
         let info = BufferInfo {
             size: memory.ggml().size() as u64,
@@ -80,7 +114,8 @@ impl Objects {
             shared: memory.is_shared(),
         };
         let base = self.invent_base(info.size, info.alignment);
-        let added = self.table.insert(Object::Buffer(ContextBuffer { memory, base, buffer_type, info }));
+        let buffer = ContextBuffer { memory, base, buffer_type, info, _taken: taken };
+        let added = self.table.insert(Object::Buffer(buffer));
         let handle = added.map(BufferHandle).map_err(|_| CommandError::NoHandle)?;
         self.count += 1;
         self.bytes = self.bytes.saturating_add(info.size);
@@ -111,9 +146,9 @@ impl Objects {
         Ok(())
     }
 
-    /// Bytes of all buffers.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes that are left of `quota`, and of what all contexts of the process may have.
+    pub(crate) fn left_of(&self, quota: u64) -> u64 {
+        quota.saturating_sub(self.bytes).min(self.account.left())
     }
 
     pub(crate) fn handle_of(&mut self, buffer_type: BufferType) -> Result<BufferTypeHandle, CommandError> {
@@ -149,6 +184,10 @@ impl Buffers for Objects {
     fn find(&self, token: u64) -> Option<BufferInfo> {
         self.buffer(BufferHandle(token)).ok().map(|buffer| buffer.info)
     }
+
+    fn memory(&self, token: u64) -> u64 {
+        self.buffer(BufferHandle(token)).map_or(token, |buffer| buffer.memory.number(token))
+    }
 }
 
 /// One guest process's device.
@@ -180,6 +219,17 @@ pub struct Context {
     pub(crate) same_numbers: bool,
     /// The guest reads why a command is refused.
     pub(crate) tells_reasons: bool,
+    /// Bytes of work memory and graphs, of all contexts of the process.
+    pub(crate) work: Account,
+    /// What the backend has taken of it, which it keeps.
+    work_taken: Vec<Taken>,
+    /// Bytes of that.
+    work_bytes: u64,
+    /// True once the context is to end: a computation then ends too.
+    pub(crate) stop: Arc<AtomicBool>,
+    wanted_threads: usize,
+    set_threads: usize,
+    habits: Habits,
     bad_commands: u64,
 }
 
@@ -194,10 +244,13 @@ impl Context {
         library: GgmlLibrary,
         config: &Config,
     ) -> Result<Self, InitializeError> {
-        let device = library.registry().device(0)?;
-        let backend = device.init_backend()?;
-        // Only a CPU backend has threads to set.
-        backend.set_n_threads(i32::try_from(config.threads).unwrap_or(i32::MAX));
+        let registry = library.registry();
+        let device = registry.device(0)?;
+        let mut backend = device.init_backend()?;
+        let stop = Arc::<AtomicBool>::default();
+        // Other backends end at the next stop of a graph.
+        backend.stop_by(stop.clone());
+        let habits = Habits { keeps_teams: registry.has_feature(c"OPENMP"), alone: config.alone };
         let presented = config.present_as.of(device.type_());
         let cpu = device.type_() == DeviceType::Cpu;
         let rules = RuleBook::new(library.ops(), library.version(), cpu, config.threads)
@@ -205,15 +258,21 @@ impl Context {
         let mut limits = config.limits.clone();
         // A device that does not know its memory sets no limit.
         let (_, total) = device.memory();
-        limits.device_bytes = limits.device_bytes.or((total > 0).then_some(total));
-        // Elsewhere a look costs a transfer, and what a node computes would need a stop for each.
-        let usual = if device.buffer_type()?.is_host() { IndexCheck::All } else { IndexCheck::Leaf };
+        let for_buffers = if cpu { total / 4 * QUARTERS_FOR_BUFFERS } else { total };
+        let chosen = limits.device_bytes.is_some();
+        limits.device_bytes = limits.device_bytes.or((total > 0).then_some(for_buffers));
+        // All contexts of a process share its memory, unless somebody has said how much each may have.
+        let shared = (cpu && !chosen && total > 0).then_some(for_buffers);
+        let buffers = Account::new("bytes of buffers", &BUFFERS, shared.unwrap_or(u64::MAX), Sharing::Open);
+        let for_work = if cpu && !config.alone && total > 0 { total - for_buffers } else { u64::MAX };
+        let work = Account::new("bytes of work memory and graphs", &WORK, for_work, Sharing::Fair);
+        let usual = IndexCheck::usual(device.buffer_type()?.is_host(), config.alone);
         Ok(Self {
             id,
             blobs,
             builder: Some(GraphBuilder::new()),
             graphs: GraphCache::new(limits.cached_graphs),
-            objects: Objects::default(),
+            objects: Objects::new(buffers),
             backend,
             device,
             presented,
@@ -228,9 +287,48 @@ impl Context {
             names: library.names().clone(),
             same_numbers: library.names().is_settled() || config.same_ggml,
             tells_reasons: false,
+            work,
+            work_taken: Vec::new(),
+            work_bytes: 0,
+            stop,
+            wanted_threads: config.threads,
+            set_threads: 0,
+            habits,
             bad_commands: 0,
             limits,
         })
+    }
+
+    /// A context's part of the process's mappings.
+    #[must_use]
+    pub fn mappings(config: &Config) -> Account {
+        let sharing = if config.alone { Sharing::Open } else { Sharing::Fair };
+        Account::new("mappings", &MAPPINGS, max_mappings() / MAPPINGS_SHARE, sharing)
+    }
+
+    /// Sees to it that a computation that takes `work` bytes of work memory finds what a CPU backend ends the process without.
+    pub(crate) fn prepare(&mut self, work: u64) -> Result<(), CommandError> {
+        if !self.rules.target().cpu {
+            return Ok(());
+        }
+        let threads = threads::granted(self.wanted_threads, self.habits);
+        if threads != self.set_threads {
+            self.backend.set_n_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+            self.set_threads = threads;
+        }
+        let bytes = if work == 0 { 0 } else { work + WORK_SLACK };
+        if bytes > self.work_bytes {
+            let taken = self.work.take(bytes - self.work_bytes)?;
+            check_available(bytes, self.habits.alone)?;
+            self.work_taken.push(taken);
+            self.work_bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// That the process can get `bytes` more beside work memory.
+    pub(crate) fn check_available(&self, bytes: u64) -> Result<(), CommandError> {
+        if self.habits.alone { Ok(()) } else { Ok(check_available(bytes, false)?) }
     }
 
     /// Refuses a command that is too long to be copied.

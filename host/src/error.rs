@@ -1,6 +1,7 @@
 //! Why a context could not start, and why a command was refused.
 #![forbid(unsafe_code)]
 
+use crate::budget::Exceeded;
 use crate::memory::MemoryError;
 use crate::verify::VerifyError;
 use apir_protocol::codec::{DecodeError, EncodeError};
@@ -33,6 +34,9 @@ pub enum InitializeError {
     /// The context has been initialized before.
     #[error("context {0} is initialized already")]
     Twice(u32),
+    /// What to warm is written wrongly.
+    #[error(transparent)]
+    Layers(#[from] crate::warm::LayersError),
     /// The renderer handed over no callbacks.
     #[error("the renderer gave no callbacks")]
     NoCallbacks,
@@ -45,7 +49,7 @@ impl InitializeError {
         use apir_ggml::Error as Ggml;
         let started = |code: InitializeCode| INITIALIZE_BASE + code.number();
         match self {
-            Self::NoLibrary => PluginCode::ConfigMissing.number(),
+            Self::NoLibrary | Self::Layers(_) => PluginCode::ConfigMissing.number(),
             Self::Ggml(
                 Ggml::LibraryMissing { .. } | Ggml::LibraryNotAFile { .. } | Ggml::LibraryOpen { .. },
             ) => PluginCode::CannotOpen.number(),
@@ -125,6 +129,9 @@ pub enum CommandError {
         /// How much there may be.
         limit: u64,
     },
+    /// The process has as much as it may have.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// A node that obeys its rules and that the device does not have.
     #[error("{name:?}: the device does not support this {op}")]
     Unsupported {
@@ -226,6 +233,13 @@ impl From<&CommandError> for Reason {
                 error
                 @ (MemoryError::Unknown(_) | MemoryError::TooSmall { .. } | MemoryError::OutOfMemory(_)),
             ) => error.to_string(),
+            // How much there is left tells of other contexts.
+            E::Exceeded(error) | E::Memory(MemoryError::Mappings(error)) => {
+                format!("{}: the host has no more", error.what())
+            }
+            E::Memory(MemoryError::Unavailable { bytes, .. }) => {
+                format!("memory: the host has no more ({bytes} bytes)")
+            }
             E::NoThread(_) => "no thread for the sign of life".to_owned(),
             E::Ggml(_) => "the host's ggml failed".to_owned(),
         })

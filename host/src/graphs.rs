@@ -11,11 +11,14 @@ mod support;
 pub(crate) use build::Build;
 pub(crate) use support::SupportCache;
 
+use crate::budget::Taken;
 use crate::context::Objects;
 use crate::error::CommandError;
+use crate::memory::HostBuffer;
 use apir_ggml::library::{Backend, Buffer};
 use apir_ggml::{Graph, GraphBuilder, Status};
 use snapshot::Stop;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A graph that has been verified and built.
 #[derive(Debug)]
@@ -25,22 +28,34 @@ pub(crate) struct BuiltGraph {
     graph: Graph,
     stops: Vec<Stop>,
     /// Where copies of indices lie.
-    private: Option<Buffer>,
+    private: Option<HostBuffer>,
+    /// Bytes of work memory that it takes.
+    work: u64,
+    _taken: [Taken; 2],
 }
 
 impl BuiltGraph {
-    /// Computes the nodes in order, looking at indices where the plan says so.
+    /// Bytes of the work memory that a CPU backend takes for it at most.
+    pub(crate) fn work(&self) -> u64 {
+        self.work
+    }
+
+    /// Computes the nodes in order, looking at indices where the plan says so, until `stop` is true.
     pub(crate) fn compute(
         &mut self,
         backend: &Backend,
         objects: &Objects,
         scratch: &mut Vec<u8>,
+        stop: &AtomicBool,
     ) -> Result<Status, CommandError> {
         let count = self.graph.node_count();
         if count == 0 {
             return Ok(Status::Success);
         }
         let mut part = |from, to| {
+            if stop.load(Ordering::Relaxed) {
+                return Status::Aborted;
+            }
             let status = backend.graph_compute_part(&mut self.graph, from..to);
             backend.synchronize();
             status
@@ -55,7 +70,8 @@ impl BuiltGraph {
                 from = stop.before;
             }
             for snapshot in &stop.snapshots {
-                snapshot.take(objects, self.private.as_ref(), scratch)?;
+                let private = self.private.as_ref().map(HostBuffer::ggml);
+                snapshot.take(objects, private, scratch)?;
             }
         }
         if from > 0 {

@@ -6,16 +6,19 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `plugin` | the three C symbols |
+//! | `plugin` | the C symbols |
 //! | [`context`] | the state of one context |
 //! | [`handlers`] | what each command does |
 //! | [`verify`] | checked tensors and graphs |
 //! | [`graphs`] | verified graphs, built for the backend |
 //! | [`memory`] | the guest's shared memory |
+//! | [`budget`], [`threads`] | what the contexts of a process share |
 //! | [`liveness`] | the word that tells the guest that the host lives |
 //! | [`handle`] | tokens |
+//! | [`warm`] | graphs that fill a driver's cache of shaders before any guest |
 //! | [`config`], [`limits`], [`log`], [`error`] | settings, limits, log lines, refusals |
 
+pub mod budget;
 pub mod config;
 pub mod context;
 pub mod error;
@@ -27,7 +30,9 @@ pub mod liveness;
 pub mod log;
 pub mod memory;
 pub mod plugin;
+pub mod threads;
 pub mod verify;
+pub mod warm;
 
 #[rustfmt::skip]
 mod generated;

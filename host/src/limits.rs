@@ -29,7 +29,7 @@ pub struct Limits {
     pub command_time: Duration,
     /// Log lines that all guests of this process together may cause in a second.
     pub log_lines: u64,
-    /// Which indices are looked at; without a choice all where the device uses host memory, else those that the graph does not compute.
+    /// Which indices are looked at; without a choice what [`IndexCheck::usual`] says.
     pub index_check: Option<IndexCheck>,
 }
 

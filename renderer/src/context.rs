@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::Error;
-use crate::blob::{Blob, Refused};
+use crate::blob::{Blob, BlobBytes, Refused};
 use crate::plugin::{LoadError, Plugin};
 use crate::state::State;
 use apir_protocol::command::{CommandType, ForwardCode, LoadLibraryCode};
@@ -116,17 +116,20 @@ pub struct Context {
     plugin: Option<PathBuf>,
     library: Library,
     next_res_id: u32,
+    blob_bytes: BlobBytes,
 }
 
 impl Context {
     /// A context with no blobs and no library loaded.
     ///
     /// # Errors
-    /// [`Error::ContextExists`] while this process has a context of this id: the plugin knows contexts by their id.
+    /// [`Error::ContextExists`] while this process has a context of this id: the plugin knows contexts by their id;
+    /// [`Error::Variable`].
     pub fn new(id: u32, config: Config) -> Result<Self, Error> {
         let Config { plugin, entries } = config;
+        let blob_bytes = BlobBytes::from_environment()?;
         let state = State::register(id, entries).ok_or(Error::ContextExists { id })?;
-        Ok(Self { state, plugin, library: Library::NotLoaded, next_res_id: 1 })
+        Ok(Self { state, plugin, library: Library::NotLoaded, next_res_id: 1, blob_bytes })
     }
 
     /// Makes a zeroed blob.
@@ -140,7 +143,7 @@ impl Context {
             refused.reason
         };
         let next = res_id.checked_add(1).ok_or(Refused::from(BlobRefusal::ResourceIds)).map_err(refused)?;
-        let (blob, memory) = Blob::create(size).map_err(refused)?;
+        let (blob, memory) = Blob::create(size, &self.blob_bytes).map_err(refused)?;
         let size = blob.len() as u64;
         self.state.add_blob(res_id, blob);
         self.next_res_id = next;
@@ -211,6 +214,23 @@ impl Context {
         Ok(())
     }
 
+    /// Has the plugin compute graphs of its own, without a guest.
+    ///
+    /// # Errors
+    /// [`Error::NotWarmed`] without a plugin that can, and when nothing was computed.
+    pub(crate) fn warm(&self) -> Result<(), Error> {
+        let path = self.plugin.as_ref().ok_or(Error::NotWarmed("no plugin is configured"))?;
+        let plugin = Plugin::load(path).map_err(|error| {
+            self.state.warn(format_args!("{}: {error}", path.display()));
+            Error::NotWarmed("the plugin cannot be loaded")
+        })?;
+        match plugin.warm(self.state.id()) {
+            None => Err(Error::NotWarmed("the plugin has no apir_backend_warm")),
+            Some(0) => Err(Error::NotWarmed("the plugin computed nothing")),
+            Some(_) => Ok(()),
+        }
+    }
+
     fn check_version(&self, guest: &[u8; 8]) {
         let [a, b, c, d, e, f, g, h] = *guest;
         let (major, minor) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
@@ -250,6 +270,7 @@ impl Context {
                 if !plugin.has_deinit() {
                     self.state.warn(format_args!("the plugin has no apir_backend_deinit"));
                 }
+                self.state.set_plugin(plugin);
                 self.library = Library::Ready(plugin);
                 LoadLibraryCode::Success.number() + 1
             }
@@ -285,6 +306,13 @@ impl Drop for Context {
         if let Library::Ready(plugin) = &self.library {
             plugin.deinit(self.state.id());
         }
+    }
+}
+
+/// Ends the computation of a context of this process, from any thread, where its plugin can.
+pub(crate) fn stop_computation(id: u32) {
+    if let Some(state) = State::find(id) {
+        state.stop_computation();
     }
 }
 

@@ -147,6 +147,20 @@ pub enum Error {
         /// The client's version.
         found: u32,
     },
+    /// The process that fills a cache of shaders ended early.
+    #[error("the process that fills it ended with {status}; its lines say why{}", match .kept {
+        Some(kept) => format!(", and what it had compiled is kept in {}", kept.display()),
+        None => String::new(),
+    })]
+    Warm {
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The cache with what it had compiled.
+        kept: Option<PathBuf>,
+    },
+    /// The plugin filled no cache of shaders.
+    #[error("no shader was compiled: {0}")]
+    NotWarmed(&'static str),
     /// The client's command ended its context.
     #[error("context lost: {0}")]
     Fatal(#[from] Fatal),

@@ -21,6 +21,7 @@ mod server;
 mod state;
 mod virgl;
 mod waiting;
+mod warm;
 pub mod worker;
 
 pub use context::{Config, Context, CreatedBlob, Fatal};
@@ -28,5 +29,6 @@ pub use error::Error;
 pub use log::{QueuedStderr, filter as log_filter, filter_or_default as log_filter_or_default};
 pub use plugin::score;
 pub use probe::ProbeError;
-pub use sandbox::{Profile, Sandbox};
+pub use sandbox::{Profile, Sandbox, ShaderCaches};
 pub use server::{Server, ServerOptions};
+pub use warm::{WarmOptions, Warmed, fill, warm, warm_beside_server};

@@ -19,7 +19,9 @@ struct Callbacks {
 }
 
 type Initialize = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
+type Warm = unsafe extern "C" fn(u32, *const Callbacks) -> u32;
 type Deinit = unsafe extern "C" fn(u32);
+type Stop = unsafe extern "C" fn(u32);
 type Dispatcher = unsafe extern "C" fn(
     u32,
     *const Callbacks,
@@ -82,10 +84,12 @@ pub(crate) fn loader_text(error: &libloading::Error) -> String {
 }
 
 /// A loaded plugin. Never unloaded: it may have started threads.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Plugin {
     initialize: Initialize,
     deinit: Option<Deinit>,
+    stop: Option<Stop>,
+    warm: Option<Warm>,
     dispatcher: Dispatcher,
 }
 
@@ -104,7 +108,10 @@ impl Plugin {
                 dispatcher: *library
                     .get::<Dispatcher>(b"apir_backend_dispatcher\0")
                     .map_err(LoadError::Symbol)?,
+                warm: library.get::<Warm>(b"apir_backend_warm\0").ok().map(|symbol| *symbol),
                 deinit: library.get::<Deinit>(b"apir_backend_deinit\0").ok().map(|symbol| *symbol),
+                // Not virglrenderer's: only our plugin has it.
+                stop: library.get::<Stop>(b"apir_backend_stop\0").ok().map(|symbol| *symbol),
             }
         };
         std::mem::forget(library);
@@ -122,11 +129,25 @@ impl Plugin {
         unsafe { (self.initialize)(context, &raw const CALLBACKS) }
     }
 
+    /// Computes graphs of its own, so that drivers compile what these need; how many, or `None` where the plugin has none.
+    pub(crate) fn warm(&self, context: u32) -> Option<u32> {
+        // SAFETY: the library is never unloaded; the callbacks live as long as the process.
+        self.warm.map(|warm| unsafe { warm(context, &raw const CALLBACKS) })
+    }
+
     /// Ends a context.
     pub(crate) fn deinit(&self, context: u32) {
         if let Some(deinit) = self.deinit {
             // SAFETY: the library is never unloaded.
             unsafe { deinit(context) }
+        }
+    }
+
+    /// Ends a computation of a context, from any thread, where the plugin can; the context goes on until its end.
+    pub(crate) fn stop(&self, context: u32) {
+        if let Some(stop) = self.stop {
+            // SAFETY: the library is never unloaded.
+            unsafe { stop(context) }
         }
     }
 

@@ -4,7 +4,7 @@
 //! is passed on in its own words.
 #![forbid(unsafe_code)]
 
-use crate::blob;
+use crate::blob::{self, BlobBytes};
 use crate::launch::{Launch, connection};
 use crate::log::VARIABLE as LOG;
 use apir_protocol::command::{CommandType, LoadLibraryCode};
@@ -155,8 +155,8 @@ impl Trial {
     /// Asks the worker to load the plugin, and waits for the answer.
     fn load(&mut self, limit: Duration, mut read: impl FnMut()) -> io::Result<Answer> {
         let end = Instant::now() + limit;
-        let (reply, size) =
-            blob::create_memory(REPLY_SIZE).map_err(|refused| io::Error::other(refused.to_string()))?;
+        let (reply, size, _taken) = blob::create_memory(REPLY_SIZE, &BlobBytes::new(u64::MAX))
+            .map_err(|refused| io::Error::other(refused.to_string()))?;
         let handshake = [PROTOCOL_MAJOR, PROTOCOL_MINOR].map(u32::to_le_bytes).concat();
         let steps = [(CommandType::Handshake, handshake.as_slice()), (CommandType::LoadLibrary, &[])];
         let sent = self

@@ -117,6 +117,12 @@ impl Worker {
 }
 
 impl Server {
+    /// What its workers serve: full paths, and of several variants of a library the one that was chosen.
+    #[must_use]
+    pub fn libraries(&self) -> &Libraries {
+        &self.launch.libraries
+    }
+
     /// Checks the options and listens. Call it before the process has other threads: it blocks the signals that
     /// [`Server::run`] waits for, and that holds for the calling thread and its children only.
     ///

@@ -3,11 +3,12 @@
 
 use crate::blob::Blob;
 use crate::log;
+use crate::plugin::Plugin;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 static CONTEXTS: RwLock<BTreeMap<u32, Arc<State>>> = RwLock::new(BTreeMap::new());
 
@@ -19,6 +20,7 @@ pub(crate) struct State {
     config: BTreeMap<CString, CString>,
     blobs: Mutex<HashMap<u32, Arc<Blob>>>,
     bad_lookup: AtomicBool,
+    plugin: OnceLock<Plugin>,
 }
 
 impl State {
@@ -28,8 +30,13 @@ impl State {
         if contexts.contains_key(&id) {
             return None;
         }
-        let state =
-            Arc::new(Self { id, config, blobs: Mutex::default(), bad_lookup: AtomicBool::new(false) });
+        let state = Arc::new(Self {
+            id,
+            config,
+            blobs: Mutex::default(),
+            bad_lookup: AtomicBool::new(false),
+            plugin: OnceLock::new(),
+        });
         contexts.insert(id, state.clone());
         Some(state)
     }
@@ -47,6 +54,19 @@ impl State {
     /// Its id.
     pub(crate) fn id(&self) -> u32 {
         self.id
+    }
+
+    /// The plugin has started for this context.
+    pub(crate) fn set_plugin(&self, plugin: Plugin) {
+        // A context loads its library once.
+        let _ = self.plugin.set(plugin);
+    }
+
+    /// Ends the context's computation, from any thread, where its plugin can.
+    pub(crate) fn stop_computation(&self) {
+        if let Some(plugin) = self.plugin.get() {
+            plugin.stop(self.id);
+        }
     }
 
     /// A configured string.

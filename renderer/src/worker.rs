@@ -3,7 +3,7 @@ use crate::context::{Config, Context};
 use crate::error::Error;
 use crate::log::TARGET;
 use crate::relay::STARTED;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, Walls};
 use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -39,6 +39,9 @@ pub(crate) const LIBRARY_VARIABLE: &str = "APIR_LLAMA_CPP_GGML_LIBRARY_PATH";
 const ENTRIES: [(&str, &str); 2] =
     [("ggml.library.path", LIBRARY_VARIABLE), ("ggml.library.reg", "APIR_LLAMA_CPP_GGML_LIBRARY_REG")];
 
+/// The key that tells the plugin that it is alone in its process.
+const OWN_PROCESS: &str = "apir.own_process";
+
 /// What a worker serves.
 #[derive(Debug, Clone, Default)]
 pub struct Libraries {
@@ -64,7 +67,7 @@ impl Libraries {
         }
     }
 
-    fn config(&self) -> Result<Config, Error> {
+    pub(crate) fn config(&self) -> Result<Config, Error> {
         let mut config = Config::default();
         if let Some(plugin) = &self.plugin {
             config = config.plugin(plugin).set("apir.load_library.path", plugin)?;
@@ -117,11 +120,22 @@ pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     }
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
-    let _walls = options.sandbox.enter(&options.libraries)?;
+    let walls = options.sandbox.enter(&options.libraries)?;
+    // Before there is another thread.
+    set_variables(walls.as_ref());
     end_with_client(&socket, options.context)?;
     // Whoever started this process knows now that it runs. Standard error may be gone.
     let _ = io::stderr().write_all(&[STARTED]);
-    serve(&socket, options.context, &options.libraries, options.blobs)
+    let config = options.libraries.config()?.set(OWN_PROCESS, "1")?;
+    serve(&socket, options.context, config, options.blobs)
+}
+
+/// Tells this process's drivers what its walls leave them.
+pub(crate) fn set_variables(walls: Option<&Walls>) {
+    for (name, value) in walls.into_iter().flat_map(Walls::variables) {
+        // SAFETY: the sandbox is entered by a process of one thread alone.
+        unsafe { std::env::set_var(name, value) };
+    }
 }
 
 /// The client's socket at a number that libraries do not take for standard input.
@@ -215,8 +229,8 @@ fn close_on_signals(socket: &OwnedFd) -> Result<(), Error> {
 }
 
 /// The client's frames, one after the other, until it leaves.
-pub(crate) fn serve(socket: &OwnedFd, id: u32, libraries: &Libraries, blobs: Blobs) -> Result<(), Error> {
-    let mut context = Context::new(id, libraries.config()?)?;
+pub(crate) fn serve(socket: &OwnedFd, id: u32, config: Config, blobs: Blobs) -> Result<(), Error> {
+    let mut context = Context::new(id, config)?;
     let mut memory = vec![0; MAX_FRAME + ARGUMENT_ALIGN];
     let start = memory.as_ptr().align_offset(ARGUMENT_ALIGN);
     // The frame's word and the command's header are 16 bytes, so the arguments lie aligned too.

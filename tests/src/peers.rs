@@ -135,6 +135,15 @@ pub fn ggml_release(version: &str) -> Result<PathBuf, Error> {
     }
 }
 
+/// ggml's Vulkan backend, in the folder that `APIR_VULKAN_DIR` names.
+pub fn vulkan_library() -> Result<PathBuf, Error> {
+    let path = folder("APIR_VULKAN_DIR", "the folder with ggml's Vulkan backend")?.join("libggml-vulkan.so");
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(Error::Missing { path, what: "ggml's Vulkan backend" }),
+    }
+}
+
 /// ggml's CPU backend for any x86-64 processor in a folder that has one for each kind.
 pub fn baseline_cpu_library(folder: &Path) -> Result<PathBuf, Error> {
     let path = folder.join("libggml-cpu-x64.so");

@@ -44,7 +44,7 @@ impl Serve {
     /// Our plugin in front of the ggml library `library`, on one host thread.
     pub fn new(dist: &Dist, library: &Path) -> Self {
         // Upstream's plugin leaves ggml at four threads, which OpenMP can be told to cut to one.
-        let env = [("APIR_HOST_THREADS", "1"), ("OMP_THREAD_LIMIT", "1")];
+        let env = [("APIR_HOST_THREADS", "1"), ("OMP_THREAD_LIMIT", "1"), ("APIR_SHADER_CACHE", "off")];
         Self {
             apir: dist.apir(),
             guest: dist.guest(),

@@ -18,6 +18,8 @@ pub enum Need {
     PythonModule(&'static str, &'static str),
     /// A C header under /usr/include, and the package that has it.
     Header(&'static str, &'static str),
+    /// Any other file, and the package that has it.
+    File(&'static str, &'static str),
 }
 
 /// What downloading needs: Python with virtual environments.
@@ -34,6 +36,12 @@ pub const LLAMA_BUILD: &[Need] = &[
 
 /// What fetching and unpacking an npm package needs.
 pub const NPM: &[Need] = &[Need::Program("npm", "npm"), Need::Program("tar", "tar")];
+
+/// A Vulkan that computes on the processor: its loader and Mesa's lavapipe.
+pub const VULKAN: &[Need] = &[
+    Need::File("/usr/lib/x86_64-linux-gnu/libvulkan.so.1", "libvulkan1"),
+    Need::File("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json", "mesa-vulkan-drivers"),
+];
 
 /// What the tests compile on their own.
 pub const C_COMPILER: &[Need] = &[Need::Program("gcc", "gcc"), Need::Program("g++", "g++")];
@@ -84,18 +92,25 @@ impl Need {
                 .status()
                 .is_ok_and(|status| status.success()),
             Need::Header(header, _) => Path::new("/usr/include").join(header).is_file(),
+            Need::File(path, _) => Path::new(path).is_file(),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Need::Program(name, _) | Need::PythonModule(name, _) | Need::Header(name, _) => name,
+            Need::Program(name, _)
+            | Need::PythonModule(name, _)
+            | Need::Header(name, _)
+            | Need::File(name, _) => name,
         }
     }
 
     fn package(&self) -> &'static str {
         match self {
-            Need::Program(_, package) | Need::PythonModule(_, package) | Need::Header(_, package) => package,
+            Need::Program(_, package)
+            | Need::PythonModule(_, package)
+            | Need::Header(_, package)
+            | Need::File(_, package) => package,
         }
     }
 }

@@ -53,6 +53,17 @@ const GGML_API2: Archive = Archive {
 /// Where the libraries lie in that archive.
 const GGML_API2_TREE: &str = "package/bins/linux-x64";
 
+/// The same release with a Vulkan backend.
+const GGML_VULKAN: Archive = Archive {
+    source: Source::Npm("@node-llama-cpp/linux-x64-vulkan@3.22.1"),
+    file: "node-llama-cpp-linux-x64-vulkan-3.22.1.tgz",
+    bytes: 24_311_427,
+    sha256: "e10577190fc4bd1649d3b655588e5c7a85fc6b6dbf7136fee596cbe9e25521e7",
+};
+
+/// Where the libraries lie in that archive.
+const GGML_VULKAN_TREE: &str = "package/bins/linux-x64-vulkan";
+
 /// A part of llama.cpp, in the order in which they are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -234,6 +245,22 @@ pub fn ggml_api2(cache: &Cache, ui: &Ui) -> Result<(), Error> {
     }
     let archive = GGML_API2.fetch(cache, ui)?;
     unpack_tar(cache, &archive, GGML_API2_TREE, &folder)
+}
+
+/// Where ggml's Vulkan backend is, once fetched.
+pub fn ggml_vulkan_path(cache: &Cache) -> PathBuf {
+    cache.path("peers/ggml-vulkan-0.25.1")
+}
+
+/// Fetches ggml's Vulkan backend, and installs a Vulkan that computes on the processor.
+pub fn ggml_vulkan(cache: &Cache, ui: &Ui) -> Result<(), Error> {
+    apt::ensure(cache, ui, apt::VULKAN)?;
+    let folder = ggml_vulkan_path(cache);
+    if folder.join("libggml-vulkan.so").is_file() {
+        return Ok(());
+    }
+    let archive = GGML_VULKAN.fetch(cache, ui)?;
+    unpack_tar(cache, &archive, GGML_VULKAN_TREE, &folder)
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ const NEEDS_DEBIAN: &str = "debians_library_";
 /// What can be tested once milestones are reached: [`CRATES`], [`RUTABAGA`], [`SEEDS`], [`FUZZ`], or a test file of the workspace.
 const PLAN: &[(&[Milestone], &[&str])] = &[
     (&[Milestone::Libraries], &[CRATES, "rows", "bad_input", "memory", "threads", "forks", RUTABAGA, SEEDS]),
+    (&[Milestone::Vulkan], &["vulkan"]),
     (&[Milestone::Programs], &["ggml_versions", "backend_ops", "demo", "worker_killed", "faults"]),
     (&[Milestone::Machines, Milestone::Programs], &["vm", "vm_matrix", "chain"]),
     (&[Milestone::Debian, Milestone::Programs], &["vm_debian"]),
@@ -50,6 +51,7 @@ const PLAN: &[(&[Milestone], &[&str])] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Milestone {
     Libraries,
+    Vulkan,
     Programs,
     Models,
     Servers,
@@ -196,6 +198,8 @@ impl Peers {
         self.llama.build(cache, ui, Stage::Libraries)?;
         releases::ensure(cache, ui, &self.llama)?;
         progress.reach(Milestone::Libraries);
+        peers::ggml_vulkan(cache, ui)?;
+        progress.reach(Milestone::Vulkan);
         models::tiny(cache, ui, &workspace.root)?;
         models::smollm2(cache, ui)?;
         self.llama.build(cache, ui, Stage::Programs)?;
@@ -232,6 +236,7 @@ impl Peers {
             .env("APIR_GGML_API2_DIR", &self.ggml_api2)
             .env("APIR_GGML_RELEASES", releases::folder(&self.cache))
             .env("APIR_VM", &self.machines)
+            .env("APIR_VULKAN_DIR", peers::ggml_vulkan_path(&self.cache))
             .env("APIR_GGML_CPU_API2", self.ggml_api2.join("libggml-cpu-x64.so"))
     }
 }
@@ -241,6 +246,7 @@ impl Milestone {
     fn lane(self) -> Lane {
         match self {
             Milestone::Libraries
+            | Milestone::Vulkan
             | Milestone::Programs
             | Milestone::Models
             | Milestone::Servers

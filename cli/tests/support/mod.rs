@@ -84,6 +84,7 @@ impl Server {
         command.arg("serve").arg("--socket").arg(folder.path().join("socket"));
         command.arg("--plugin").arg(plugin).arg("--ggml-library").arg(ggml);
         command.env_remove("APIR_LOG").env_remove("APIR_WORKER").env("NO_COLOR", "1");
+        command.env("APIR_SHADER_CACHE", "off");
         command.env_remove("APIR_SANDBOX").env_remove("APIR_SANDBOX_PROFILE");
         command.env_remove("APIR_LLAMA_CPP_LOG_TO_FILE").env_remove("APIR_MAX_LOG_LINES");
         command.stdin(Stdio::null()).stderr(Stdio::piped());

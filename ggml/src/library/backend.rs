@@ -5,6 +5,7 @@ use std::mem;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::load::Loaded;
 use super::{Registry, string};
@@ -15,6 +16,15 @@ use crate::values::Status;
 
 type GraphComputeFn = unsafe extern "C" fn(*mut abi::Backend, *mut abi::CGraph) -> c_int;
 type SetThreadsFn = unsafe extern "C" fn(*mut abi::Backend, c_int);
+/// `ggml_abort_callback`: whether to stop.
+type AbortFn = unsafe extern "C" fn(*mut c_void) -> bool;
+type SetAbortFn = unsafe extern "C" fn(*mut abi::Backend, AbortFn, *mut c_void);
+
+/// Asks the flag that is the user data.
+unsafe extern "C" fn is_stopped(stop: *mut c_void) -> bool {
+    // SAFETY: `Backend::stop_by` gives a flag that the backend holds.
+    unsafe { &*stop.cast::<AtomicBool>() }.load(Ordering::Relaxed)
+}
 
 /// A backend: computes graphs one after another. Freed when dropped.
 #[derive(Debug)]
@@ -22,6 +32,9 @@ pub struct Backend {
     loaded: Arc<Loaded>,
     raw: NonNull<abi::Backend>,
     graph_compute: GraphComputeFn,
+    set_n_threads: Option<SetThreadsFn>,
+    /// Kept while the backend may ask it.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 // SAFETY: a backend may be used by any thread, by one at a time.
@@ -38,7 +51,10 @@ impl Backend {
         // SAFETY: the caller says that it is a backend.
         let graph_compute = unsafe { (*raw.as_ptr()).iface.graph_compute }
             .ok_or(Error::SlotMissing { object: "backend", slot: "graph_compute" })?;
-        Ok(Self { loaded: Arc::clone(loaded), raw, graph_compute })
+        let set = Registry::new(Arc::clone(loaded)).proc_address(c"ggml_backend_set_n_threads");
+        // SAFETY: the function of this name has had this type in every supported version.
+        let set_n_threads = set.map(|set| unsafe { mem::transmute::<NonNull<c_void>, SetThreadsFn>(set) });
+        Ok(Self { loaded: Arc::clone(loaded), raw, graph_compute, set_n_threads, stop: None })
     }
 
     fn iface(&self) -> &abi::BackendIface {
@@ -76,10 +92,21 @@ impl Backend {
 
     /// Sets how many threads a computation uses; false when the backend has no such setting.
     pub fn set_n_threads(&self, threads: c_int) -> bool {
+        let Some(set) = self.set_n_threads else { return false };
+        // SAFETY: the function is called with a backend of its library.
+        unsafe { set(self.raw.as_ptr(), threads) };
+        true
+    }
+
+    /// Has computations end with [`Status::Aborted`] before their next node once `stop` is true; false when the backend cannot.
+    pub fn stop_by(&mut self, stop: Arc<AtomicBool>) -> bool {
         let registry = Registry::new(Arc::clone(&self.loaded));
-        let Some(set) = registry.proc_address(c"ggml_backend_set_n_threads") else { return false };
-        // SAFETY: the function of this name has had this type in every supported version, and is called with a backend of its library.
-        unsafe { mem::transmute::<NonNull<c_void>, SetThreadsFn>(set)(self.raw.as_ptr(), threads) };
+        let Some(set) = registry.proc_address(c"ggml_backend_set_abort_callback") else { return false };
+        let flag = Arc::as_ptr(&stop).cast_mut().cast::<c_void>();
+        // SAFETY: the function of this name has had this type in every supported version, and is called with a backend of its library; the
+        // flag is held until the backend is freed or has another one.
+        unsafe { mem::transmute::<NonNull<c_void>, SetAbortFn>(set)(self.raw.as_ptr(), is_stopped, flag) };
+        self.stop = Some(stop);
         true
     }
 }

@@ -1,6 +1,7 @@
 //! A library's registration and its devices.
 
 use std::ffi::{CStr, c_void};
+use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use crate::abi;
 use crate::error::Error;
 use crate::tensor::TensorRef;
 use crate::values::DeviceType;
+
+type GetFeatures = unsafe extern "C" fn(*mut abi::Reg) -> *const abi::Feature;
 
 /// The registration of a library: its name and devices.
 #[derive(Clone, Debug)]
@@ -55,6 +58,27 @@ impl Registry {
         let device = unsafe { get(self.loaded.reg.as_ptr(), index) };
         let raw = NonNull::new(device).ok_or(Error::SlotNull { object: "registry", slot: "get_device" })?;
         Ok(Device { loaded: Arc::clone(&self.loaded), raw })
+    }
+
+    /// Whether the library was built with a feature, such as `OPENMP`; false when it does not list its features.
+    pub fn has_feature(&self, name: &CStr) -> bool {
+        let Some(get) = self.proc_address(c"ggml_backend_get_features") else { return false };
+        // SAFETY: the function of this name has had this type in every supported version, and is called with its own object.
+        let mut feature =
+            unsafe { mem::transmute::<NonNull<c_void>, GetFeatures>(get)(self.loaded.reg.as_ptr()) };
+        if feature.is_null() {
+            return false;
+        }
+        // SAFETY: the list ends with an entry without a name; names and values are C strings.
+        unsafe {
+            while !(*feature).name.is_null() {
+                if CStr::from_ptr((*feature).name) == name {
+                    return string((*feature).value) != "0";
+                }
+                feature = feature.add(1);
+            }
+        }
+        false
     }
 
     /// A function of the backend that is not in its vtables; none when it has none of that name.

@@ -3,8 +3,10 @@
 
 use super::snapshot::{Snapshot, Stop};
 use super::{BuiltGraph, SupportCache};
+use crate::budget::{Account, Taken};
 use crate::context::Objects;
 use crate::error::CommandError;
+use crate::memory::HostBuffer;
 use crate::verify::graph::{GraphTensor, VerifiedGraph};
 use crate::verify::indices::Staged;
 use crate::verify::rules::RuleBook;
@@ -76,6 +78,10 @@ pub(crate) struct Build<'a> {
     pub(crate) objects: &'a Objects,
     pub(crate) device: &'a Device,
     pub(crate) support: &'a mut SupportCache,
+    /// Where bytes of copies are taken from.
+    pub(crate) account: &'a Account,
+    /// Where their mappings are taken from.
+    pub(crate) mappings: &'a Account,
 }
 
 impl Build<'_> {
@@ -84,6 +90,7 @@ impl Build<'_> {
         &mut self,
         verified: &VerifiedGraph<'_>,
         blob: &[u8],
+        taken: Taken,
         mut builder: GraphBuilder,
     ) -> Result<BuiltGraph, CommandError> {
         builder.clear();
@@ -93,10 +100,10 @@ impl Build<'_> {
         let extent = |place: &u32| verified.tensors()[*place as usize].tensor().extent();
         // Each result that is made apart is copied at once, and each copy of a source is used at once, so that they share the room behind the snapshots.
         let ends = apart.iter().map(|place| end + extent(place)).chain(staged.iter().map(|copy| copy.end()));
-        let private = match ends.max().unwrap_or(end) {
-            0 => None,
-            bytes => Some(self.private_buffer(bytes)?),
-        };
+        let bytes = ends.max().unwrap_or(end);
+        let copies_taken = self.account.take(bytes)?;
+        let room = if bytes == 0 { None } else { Some(self.private_buffer(bytes)?) };
+        let private = room.as_ref().map(HostBuffer::ggml);
         // Whoever reads a snapshot finds its copy behind all other tensors.
         let mut rebound = HashMap::new();
         let copies = stops.iter().flat_map(|stop| &stop.snapshots).filter(|snapshot| snapshot.rebind);
@@ -117,9 +124,9 @@ impl Build<'_> {
             self.add_tensor(&mut builder, index, entry, &rebound, &made)?;
         }
         for snapshot in copies {
-            builder.add_tensor(&snapshot.spec(private.as_ref()))?;
+            builder.add_tensor(&snapshot.spec(private))?;
         }
-        if let Some(private) = &private {
+        if let Some(private) = private {
             for place in apart {
                 let (index, entry) = (*place as usize, &verified.tensors()[*place as usize]);
                 self.add_tensor(&mut builder, index, entry, &rebound, &Made::In(private, end))?;
@@ -152,7 +159,9 @@ impl Build<'_> {
         self.check_support(verified, &twins, &graph)?;
         self.check_copies(verified, &staged, count, &graph)?;
         self.check_room(verified, &graph)?;
-        Ok(BuiltGraph { blob: blob.to_vec(), graph, stops, private })
+        let work = verified.work(self.rules);
+        let _taken = [taken, copies_taken];
+        Ok(BuiltGraph { blob: blob.to_vec(), graph, stops, private: room, work, _taken })
     }
 
     fn add_tensor(
@@ -274,12 +283,11 @@ impl Build<'_> {
         (stops, end)
     }
 
-    fn private_buffer(&self, bytes: u64) -> Result<Buffer, CommandError> {
+    fn private_buffer(&self, bytes: u64) -> Result<HostBuffer, CommandError> {
+        let none = || CommandError::NoIndexMemory(bytes);
+        let size = usize::try_from(bytes).map_err(|_| none())?;
         let buffer_type = self.device.buffer_type()?;
-        let buffer = usize::try_from(bytes).ok().and_then(|bytes| buffer_type.alloc_buffer(bytes));
-        let buffer = buffer.ok_or(CommandError::NoIndexMemory(bytes))?;
-        buffer.clear(0)?;
-        Ok(buffer)
+        HostBuffer::zeroed(self.device, &buffer_type, size, self.mappings)?.ok_or_else(none)
     }
 
     /// The device's own word on every operation; its query is no check and must come after ours.

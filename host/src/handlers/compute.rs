@@ -10,6 +10,9 @@ use apir_ggml::Status;
 use apir_protocol::graph::graph_size;
 use apir_protocol::messages::BackendGraphComputeRequest;
 
+/// Bytes that verifying and keeping a graph takes for each of its own.
+const GRAPH_FOOTPRINT: u64 = 5;
+
 impl Context {
     pub(super) fn graph_compute(
         &mut self,
@@ -25,7 +28,9 @@ impl Context {
             Some(graph) => graph,
             None => self.build_graph()?,
         };
-        let computed = graph.compute(&self.backend, &self.objects, &mut self.scratch);
+        let computed = self
+            .prepare(graph.work())
+            .and_then(|()| graph.compute(&self.backend, &self.objects, &mut self.scratch, &self.stop));
         // What was wrong with the contents says nothing about the graph.
         if let Some(builder) = self.graphs.keep(graph) {
             self.builder = Some(builder);
@@ -35,6 +40,9 @@ impl Context {
 
     /// Verifies the private copy and builds it.
     fn build_graph(&mut self) -> Result<BuiltGraph, CommandError> {
+        let bytes = (self.private.len() as u64).saturating_mul(GRAPH_FOOTPRINT);
+        let taken = self.work.take(bytes)?;
+        self.check_available(bytes)?;
         let terms = Terms {
             rules: &self.rules,
             buffers: &self.objects,
@@ -47,7 +55,9 @@ impl Context {
             objects: &self.objects,
             device: &self.device,
             support: &mut self.support,
+            account: &self.work,
+            mappings: self.blobs.mappings(),
         };
-        build.build(&verified, &self.private, self.builder.take().unwrap_or_default())
+        build.build(&verified, &self.private, taken, self.builder.take().unwrap_or_default())
     }
 }

@@ -11,6 +11,7 @@ use crate::generated::Handlers;
 use crate::liveness::{Heart, INTERVAL};
 use crate::memory::{HostBuffer, SharedWord};
 use apir_ggml::{Names, Version};
+use apir_protocol::command::Command;
 use apir_protocol::constants::{FEATURE_LIVENESS, FEATURE_NAMES, FEATURE_REASONS};
 use apir_protocol::handle::BufferHandle;
 use apir_protocol::messages::*;
@@ -60,7 +61,7 @@ impl Handlers for Context {
     ) -> Result<DeviceGetMemoryReply, CommandError> {
         let (free, total) = self.device.memory();
         let quota = self.limits.device_bytes.unwrap_or(u64::MAX);
-        let left = quota - self.objects.bytes().min(quota);
+        let left = self.objects.left_of(quota);
         Ok(DeviceGetMemoryReply { free: free.min(left), total: total.min(quota) })
     }
 
@@ -107,10 +108,12 @@ impl Handlers for Context {
         self.objects.check_limits(&self.limits, request.size, true)?;
         let mapping = self.blobs.view(request.res_id, request.size)?.keep()?;
         let max_tensor_size = usize::try_from(request.max_tensor_size).unwrap_or(usize::MAX);
-        let memory = HostBuffer::shared(mapping, &self.device, max_tensor_size)?
+        // A blob of this size has been found, so that it fits.
+        let len = usize::try_from(request.size).unwrap_or(usize::MAX);
+        let memory = HostBuffer::shared(mapping, len, &self.device, max_tensor_size)?
             .ok_or(CommandError::NoSharedBuffers)?;
         let buffer_type = self.objects.handle_of(memory.ggml().buffer_type()?)?;
-        let buffer = self.objects.add_buffer(memory)?;
+        let buffer = self.objects.add_buffer(memory, None)?;
         Ok(DeviceBufferFromPtrReply { buffer, buffer_type })
     }
 
@@ -148,20 +151,16 @@ impl Handlers for Context {
         &mut self,
         request: BufferTypeAllocBufferRequest,
     ) -> Result<BufferTypeAllocBufferReply, CommandError> {
-        let buffer_type = self.objects.buffer_type(request.buffer_type)?;
-        let (_, total) = self.device.memory();
-        let fits = |size: &usize| {
-            *size > 0 && *size <= buffer_type.max_size() && (total == 0 || *size as u64 <= total)
+        let buffer = match self.alloc_buffer(&request) {
+            Ok(buffer) => buffer,
+            Err(error @ CommandError::Handle(..)) => return Err(error),
+            Err(error) => {
+                // Not having so much is an answer and no refusal; why is for the log.
+                self.log_refusal(Command::BufferTypeAllocBuffer.number(), &error);
+                None
+            }
         };
-        let size = usize::try_from(request.size).ok().filter(fits);
-        let size = size.filter(|size| self.objects.check_limits(&self.limits, *size as u64, false).is_ok());
-        let Some(ggml) = size.and_then(|size| buffer_type.alloc_buffer(size)) else {
-            return Ok(BufferTypeAllocBufferReply { buffer: BufferHandle::default() });
-        };
-        // What was in this memory before is nobody's business.
-        ggml.clear(0)?;
-        let buffer = self.objects.add_buffer(HostBuffer::allocated(ggml))?;
-        Ok(BufferTypeAllocBufferReply { buffer })
+        Ok(BufferTypeAllocBufferReply { buffer: buffer.unwrap_or_default() })
     }
 
     fn buffer_type_get_alloc_size(
@@ -262,5 +261,22 @@ impl Context {
             true => Ok(1),
             false => Err(CommandError::OtherNumbers(self.names.version)),
         }
+    }
+
+    /// A buffer full of zeros; nothing when the device has no room for it.
+    fn alloc_buffer(
+        &mut self,
+        request: &BufferTypeAllocBufferRequest,
+    ) -> Result<Option<BufferHandle>, CommandError> {
+        let buffer_type = self.objects.buffer_type(request.buffer_type)?;
+        let (_, total) = self.device.memory();
+        let fits = |size: &usize| {
+            *size > 0 && *size <= buffer_type.max_size() && (total == 0 || *size as u64 <= total)
+        };
+        let Some(size) = usize::try_from(request.size).ok().filter(fits) else { return Ok(None) };
+        self.objects.check_limits(&self.limits, request.size, false)?;
+        let taken = self.objects.take(request.size)?;
+        let memory = HostBuffer::zeroed(&self.device, buffer_type, size, self.blobs.mappings())?;
+        memory.map(|memory| self.objects.add_buffer(memory, Some(taken))).transpose()
     }
 }

@@ -6,6 +6,7 @@ use super::node::{Node, Slot};
 use super::parts;
 use super::rules::{OpRule, ResultPlace, RuleBook};
 use super::tensor::CheckedTensor;
+use super::work::Tasks;
 use super::{Buffers, VerifyError};
 use apir_ggml::OpKind;
 use apir_ggml::abi::FLAG_COMPUTE;
@@ -77,6 +78,21 @@ impl VerifiedGraph<'_> {
     #[must_use]
     pub fn nodes(&self) -> &[usize] {
         self.nodes
+    }
+
+    /// Bytes of the work memory that a CPU backend takes for it at most.
+    #[must_use]
+    pub fn work(&self, rules: &RuleBook) -> u64 {
+        let work = |place: &usize| {
+            let entry = &self.tensors[*place];
+            let rule = rules.rule(entry.tensor.op()).filter(|_| entry.is_computed(rules))?;
+            rule.work.planned(
+                &node_of(self.tensors, *place as u32, rules),
+                Tasks::ALL,
+                rules.target().threads,
+            )
+        };
+        self.nodes.iter().filter_map(work).max().unwrap_or(0)
     }
 
     /// Where the execution stops, between parts and to look at contents that address memory.

@@ -24,6 +24,15 @@ pub enum IndexCheck {
     Off,
 }
 
+impl IndexCheck {
+    /// What is looked at when nothing says so: all on a device in `host` memory. Elsewhere a look costs a transfer, and what a node computes would need
+    /// a stop for each, so that this is left out where a context is `alone` in its process and a kernel that goes astray finds no other's memory.
+    #[must_use]
+    pub fn usual(host: bool, alone: bool) -> Self {
+        if host || !alone { Self::All } else { Self::Leaf }
+    }
+}
+
 /// Most bytes of snapshots, and most bytes read for them, in one graph.
 pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 /// Most comparisons of a node's result with a source: about a tenth of a second.

@@ -40,4 +40,9 @@ pub struct BufferInfo {
 pub trait Buffers {
     /// The buffer with this token, nothing when no live buffer has it.
     fn find(&self, token: u64) -> Option<BufferInfo>;
+
+    /// The number of the memory that the buffer lies in, from its first byte on: buffers over one blob have the same.
+    fn memory(&self, token: u64) -> u64 {
+        token
+    }
 }

@@ -25,6 +25,8 @@ pub const MAX_EXTENT: u64 = 1 << 46;
 pub struct Place {
     /// Token of the buffer.
     pub buffer: u64,
+    /// Number of the memory that it lies in, which another buffer may share.
+    pub memory: u64,
     /// Bytes from the buffer's base.
     pub offset: u64,
     /// Bytes from there to the buffer's end.
@@ -89,7 +91,8 @@ impl CheckedTensor {
             });
         }
         let room = size - record.data;
-        tensor.place = Some(Place { buffer: token, offset: record.data, room });
+        let memory = buffers.memory(token);
+        tensor.place = Some(Place { buffer: token, memory, offset: record.data, room });
         Ok(tensor)
     }
 
@@ -237,7 +240,7 @@ impl CheckedTensor {
     pub fn overlaps(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (self.place, other.place) else { return false };
         // Both ends lie inside a buffer: the sums are small.
-        own.buffer == others.buffer
+        own.memory == others.memory
             && self.extent > 0
             && other.extent > 0
             && own.offset < others.offset + other.extent

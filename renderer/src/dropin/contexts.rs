@@ -3,6 +3,7 @@
 
 use super::peer::{Peer, PeerError};
 use super::resources::Memory;
+use crate::blob::BlobBytes;
 use apir_protocol::header::CommandHeader;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
@@ -38,11 +39,13 @@ pub(crate) struct Context {
     pub(crate) attached: HashMap<u32, Option<Memory>>,
     /// The blobs that commands wanted their answers in.
     replies: HashSet<u32>,
+    /// The bytes of the blobs that were made for it.
+    pub(crate) blob_bytes: BlobBytes,
 }
 
 impl Context {
-    pub(crate) fn new(capset: u32, serial: u64, in_chain: bool, side: Side) -> Self {
-        Self { capset, serial, in_chain, side, attached: HashMap::new(), replies: HashSet::new() }
+    pub(crate) fn new(capset: u32, serial: u64, in_chain: bool, side: Side, blob_bytes: BlobBytes) -> Self {
+        Self { capset, serial, in_chain, side, attached: HashMap::new(), replies: HashSet::new(), blob_bytes }
     }
 
     /// Whether commands, blobs and fences of this context are ours.

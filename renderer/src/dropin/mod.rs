@@ -10,8 +10,9 @@ pub(crate) mod log;
 mod peer;
 mod resources;
 
-use crate::blob::{self, Refused};
+use crate::blob::{self, BlobBytes, Refused};
 use crate::chain::Chain;
+use crate::error::Error;
 use crate::log::warn;
 use apir_protocol::constants::{CAPSET_APIR, CAPSET_VENUS, VENUS_COMMAND_TYPE_OFFSET};
 use contexts::{Context, Side};
@@ -77,6 +78,14 @@ pub(crate) enum Refusal {
         id: u32,
         /// Why.
         cause: PeerError,
+    },
+    /// A variable holds what it cannot hold.
+    #[error("context {id}: {cause}")]
+    Variable {
+        /// Its id.
+        id: u32,
+        /// Which, and what it may hold.
+        cause: Error,
     },
     /// The context was lost before.
     #[error("context {id} is lost")]
@@ -269,19 +278,20 @@ impl Device {
             return if context.capset == capset { Ok(()) } else { Err(Refusal::ContextId { id }) };
         }
         let serial = self.next_serial();
+        let blob_bytes = BlobBytes::from_environment().map_err(|cause| Refusal::Variable { id, cause })?;
         let context = match (capset, self.chain) {
             (CAPSET_APIR, _) => {
-                let mut context = Context::new(capset, serial, false, Side::Undecided);
+                let mut context = Context::new(capset, serial, false, Side::Undecided, blob_bytes);
                 let peer = self.start_worker(id, serial)?;
                 context.take_over(peer).map_err(|cause| Refusal::Worker { id, cause })?;
                 context
             }
             (CAPSET_VENUS, chain) => {
                 let in_chain = chain.is_some_and(|chain| ask(chain) == 0);
-                Context::new(capset, serial, in_chain, Side::Undecided)
+                Context::new(capset, serial, in_chain, Side::Undecided, blob_bytes)
             }
             (_, Some(chain)) => match ask(chain) {
-                0 => Context::new(capset, serial, true, Side::Chain),
+                0 => Context::new(capset, serial, true, Side::Chain, blob_bytes),
                 code => return Err(Refusal::ChainContext { id, capset, code }),
             },
             (_, None) => return Err(Refusal::Capset { id, capset }),
@@ -374,7 +384,7 @@ impl Device {
                 return None;
             }
         };
-        Some(Memory { file: Arc::new(file), size })
+        Some(Memory { file: Arc::new(file), size, _taken: None })
     }
 
     /// Makes a blob; `ask` makes it in the real library and returns that library's answer, which is then returned.
@@ -395,7 +405,7 @@ impl Device {
                     if blob_id != 0 {
                         return Err(unknown);
                     }
-                    let memory = resources.create_blob(id, size)?;
+                    let memory = resources.create_blob(id, size, &context.blob_bytes)?;
                     let attached = context.attach(id, Some(memory));
                     self.keep_or_lose(context_id, context, attached);
                     return Ok(0);

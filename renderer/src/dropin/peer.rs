@@ -5,6 +5,7 @@
 
 use super::log;
 use crate::choose::choose;
+use crate::context;
 use crate::error::Error;
 use crate::launch::{Launch, connection};
 use crate::log::from_worker;
@@ -26,7 +27,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -333,8 +334,17 @@ impl Watch {
             },
             Way::InProcess(libraries) => {
                 let _ = started.send(Ok(()));
-                let result = worker::serve(&far, number, &libraries, Blobs::Client);
-                drop(far);
+                let result = thread::scope(|scope| {
+                    let (running, ended) = channel();
+                    let stop = move || self.stop_late(number, &ended);
+                    // Where no thread can be had, a computation goes on to its end.
+                    let _ = thread::Builder::new().spawn_scoped(scope, stop);
+                    let result = libraries
+                        .config()
+                        .and_then(|config| worker::serve(&far, number, config, Blobs::Client));
+                    drop((far, running));
+                    result
+                });
                 Some(match result {
                     Err(error) => Some(error.to_string()),
                     Ok(()) => (!self.told_to_leave()).then(|| "the worker's thread ended".to_owned()),
@@ -392,6 +402,21 @@ impl Watch {
     fn log(&self, line: &WorkerLine<'_>) {
         let write = |text: &str| log::write(line.level, text);
         from_worker(format_args!("apir: context {}", self.context), line, write);
+    }
+
+    /// Stops what a context in this process computes when it has been told to leave and has not `ended` after the grace time.
+    fn stop_late(&self, number: u32, ended: &Receiver<()>) {
+        self.wait_for_end();
+        if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
+            context::stop_computation(number);
+        }
+    }
+
+    /// Waits until either side has closed the connection.
+    fn wait_for_end(&self) {
+        // Asking for nothing: a hang-up and an error are always told, and shutting down is one of them.
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
     }
 
     fn told_to_leave(&self) -> bool {

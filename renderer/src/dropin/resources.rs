@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Refusal;
-use crate::blob;
+use crate::blob::{self, BlobBytes, TakenBytes};
 use memmap2::MmapRaw;
 use nix::sys::resource::{Resource as Limit, getrlimit};
 use std::collections::HashMap;
@@ -40,6 +40,8 @@ pub(crate) struct Memory {
     pub(crate) file: Arc<File>,
     /// In bytes, whole pages.
     pub(crate) size: u64,
+    /// None for a blob of the real library's.
+    pub(crate) _taken: Option<Arc<TakenBytes>>,
 }
 
 /// A resource.
@@ -103,14 +105,15 @@ impl Resources {
         self.table.insert(id, resource);
     }
 
-    /// Makes a blob of ours.
-    pub(crate) fn create_blob(&mut self, id: u32, size: u64) -> Result<Memory, Refusal> {
+    /// Makes a blob of ours, whose bytes are taken from a context's.
+    pub(crate) fn create_blob(&mut self, id: u32, size: u64, bytes: &BlobBytes) -> Result<Memory, Refusal> {
         self.check_free(id)?;
         if self.blobs >= self.max_blobs {
             return Err(Refusal::TooManyBlobs { limit: self.max_blobs });
         }
-        let (file, size) = blob::create_memory(size).map_err(|cause| Refusal::Blob { size, cause })?;
-        let memory = Memory { file: Arc::new(file), size };
+        let (file, size, taken) =
+            blob::create_memory(size, bytes).map_err(|cause| Refusal::Blob { size, cause })?;
+        let memory = Memory { file: Arc::new(file), size, _taken: Some(Arc::new(taken)) };
         self.insert(id, Resource::Blob { memory: memory.clone(), mapping: None });
         Ok(memory)
     }

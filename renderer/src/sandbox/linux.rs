@@ -3,9 +3,11 @@
 
 mod calls;
 mod files;
+mod private;
 mod requests;
 
-use super::Plan;
+use super::shaders::{self, Variables};
+use super::{Plan, Shaders};
 use crate::error::Error;
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl;
@@ -21,6 +23,14 @@ const DESCRIPTORS: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Walls {
     _pinned: files::Pinned,
+    variables: Variables,
+}
+
+impl Walls {
+    /// What the process has to put into its environment for its drivers.
+    pub(crate) fn variables(&self) -> &Variables {
+        &self.variables
+    }
 }
 
 /// Puts up all walls, each for good. Files come before calls: landlock's own calls are not allowed behind them.
@@ -32,9 +42,16 @@ pub(super) fn enter(plan: &Plan<'_>) -> Result<Walls, Error> {
     prctl::set_dumpable(false).map_err(|errno| failed("close the process to others")(errno.to_string()))?;
     drop_capabilities().map_err(|error| failed("drop capabilities")(error.to_string()))?;
     prctl::set_no_new_privs().map_err(|errno| failed("forbid new rights")(errno.to_string()))?;
+    let variables = match &plan.shaders {
+        Shaders::Read(folder) if private::make() => shaders::variables(folder),
+        // Whoever starts a process that fills one has given it its variables.
+        Shaders::Read(_) | Shaders::Write(_) | Shaders::None => Vec::new(),
+    };
     let pinned = files::restrict(plan).map_err(failed("wall off files"))?;
-    calls::restrict(plan.profile).map_err(|error| failed("wall off system calls")(error.to_string()))?;
-    Ok(Walls { _pinned: pinned })
+    let fills = matches!(plan.shaders, Shaders::Write(_));
+    calls::restrict(plan.profile, fills)
+        .map_err(|error| failed("wall off system calls")(error.to_string()))?;
+    Ok(Walls { _pinned: pinned, variables })
 }
 
 /// Landlock and seccomp hold for the calling thread and those that it starts.

@@ -12,7 +12,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 mod profile;
+mod shaders;
 pub use profile::Profile;
+pub use shaders::ShaderCaches;
+pub(crate) use shaders::{compiles, variables};
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
@@ -100,7 +103,23 @@ impl Sandbox {
         let all = std::env::vars_os();
         match self {
             Self::Off => all.collect(),
-            Self::Strict { .. } => all.filter(|(name, _)| is_passed_on(name)).collect(),
+            Self::Strict { .. } => {
+                let mut passed: Vec<_> = all.filter(|(name, _)| is_passed_on(name)).collect();
+                // What the folder is found by is not passed on. A wrong value is told by whoever reads it.
+                if let Ok(Some(caches)) = ShaderCaches::from_environment() {
+                    passed.retain(|(name, _)| name != shaders::VARIABLE);
+                    passed.push((shaders::VARIABLE.into(), caches.folder().into()));
+                }
+                passed
+            }
+        }
+    }
+
+    /// The profile of workers that drive this library; none without a sandbox.
+    pub(crate) fn profile(&self, ggml_library: Option<&Path>) -> Option<Profile> {
+        match self {
+            Self::Off => None,
+            Self::Strict { profile, .. } => Some(profile.unwrap_or_else(|| Profile::of(ggml_library))),
         }
     }
 
@@ -116,17 +135,31 @@ impl Sandbox {
         }
     }
 
-    /// Walls this process in for good; what it returns is kept as long as it shall work.
+    /// Walls this process in for good; what it returns is kept as long as it shall work. Its drivers read the cache of shaders that
+    /// is there for these libraries.
     ///
     /// # Errors
     /// [`Error::Sandbox`] when the system refuses, but for landlock, which old kernels do not have.
     pub(crate) fn enter(&self, libraries: &Libraries) -> Result<Option<Walls>, Error> {
+        let caches = ShaderCaches::from_environment().unwrap_or_default();
+        let cache = caches.map(|caches| caches.cache_of(libraries)).filter(|cache| cache.is_dir());
+        self.enter_with(libraries, cache.map_or(Shaders::None, Shaders::Read))
+    }
+
+    /// The same for a process without a guest, whose drivers fill the cache of shaders in `folder`.
+    pub(crate) fn enter_to_fill(&self, libraries: &Libraries, folder: &Path) -> Result<Option<Walls>, Error> {
+        self.enter_with(libraries, Shaders::Write(folder.to_owned()))
+    }
+
+    fn enter_with(&self, libraries: &Libraries, shaders: Shaders) -> Result<Option<Walls>, Error> {
         let Self::Strict { profile, read, card_nodes } = self else {
             return Ok(None);
         };
         let library = libraries.ggml_library.as_deref();
+        let profile = profile.unwrap_or_else(|| Profile::of(library));
         system::enter(&Plan {
-            profile: profile.unwrap_or_else(|| Profile::of(library)),
+            profile,
+            shaders: if profile.has_gpu() { shaders } else { Shaders::None },
             libraries: [libraries.plugin.as_deref(), library].into_iter().flatten().collect(),
             read,
             card_nodes: *card_nodes,
@@ -143,6 +176,15 @@ struct Plan<'a> {
     libraries: Vec<&'a Path>,
     read: &'a [PathBuf],
     card_nodes: bool,
+    shaders: Shaders,
+}
+
+/// A cache of shaders, and what a process may do with it.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+enum Shaders {
+    None,
+    Read(PathBuf),
+    Write(PathBuf),
 }
 
 /// Beginnings of the names of the variables that ggml's backends, the drivers below them, the loader and we read.
@@ -154,6 +196,7 @@ const PREFIXES: &[&str] = &[
     "CUDA_",
     "DNNL_",
     "GALLIUM_",
+    "GALLIVM_",
     "GGML_",
     "GOMP_",
     "GPU_",

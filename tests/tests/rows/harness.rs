@@ -94,7 +94,8 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    fn of(server: &Server) -> Self {
+    /// A client of this server, of which nobody is a witness.
+    pub(crate) fn of(server: &Server) -> Self {
         let link = SocketLink::connect(server.socket()).unwrap();
         let reply = link.create_blob(REPLY as u64).unwrap();
         Self { link, reply, blobs: HashMap::new(), beside: None }
@@ -118,7 +119,7 @@ impl Guest {
         Self::started(&Beside::now())
     }
 
-    fn load(&self) {
+    pub(crate) fn load(&self) {
         let version: Vec<u8> =
             [PROTOCOL_MAJOR, PROTOCOL_MINOR].iter().flat_map(|word| word.to_le_bytes()).collect();
         self.submit(HANDSHAKE, 0, &version);

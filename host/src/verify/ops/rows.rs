@@ -57,8 +57,10 @@ pub const RULES: &[OpRule] = &[
     },
     OpRule {
         name: "SET_ROWS",
-        // All threads in 0.28, which plans for them.
-        tasks: Tasks::ONE,
+        tasks: Tasks {
+            what: "1; since 0.27 all threads",
+            most: |n| if n.target.version < Version::new(0, 27, 0) { 1 } else { u64::MAX },
+        },
         sources: &[need("a").or_empty(), need("ids").or_empty(), need("target").blocks(Blocks::ByStrides)],
         result: ResultPlace::Over(2),
         reads: &[Read::Index { source: 1, below: "the rows of the target", bound: |n| n.d.ne()[1] }],

@@ -203,7 +203,13 @@ impl Case {
         self.look_as(op(self.op), rules, look)
     }
 
-    fn look_as<T>(&self, op: u32, rules: &RuleBook, look: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
+    /// As [`Self::look`], where the operation has this number.
+    pub(crate) fn look_as<T>(
+        &self,
+        op: u32,
+        rules: &RuleBook,
+        look: impl FnOnce(&Node<'_>) -> T,
+    ) -> Result<T, String> {
         let checked =
             |raw: &RawTensor| CheckedTensor::from_raw(raw, rules).map_err(|error| error.to_string());
         let mut d = checked(&RawTensor { op, ..self.d })?;

@@ -229,3 +229,15 @@ fn s23_a_node_that_bears_fewer_threads_is_computed_apart_from_those_that_bring_m
     assert_eq!(plan_for(&halves, &with(1), IndexCheck::Off), Plan::default(), "one thread");
     assert_eq!(plan_for(&halves, &rules_for(false, 4), IndexCheck::Off), Plan::default(), "no CPU");
 }
+
+#[test]
+fn without_a_choice_only_a_lone_context_on_a_gpu_skips_computed_indices() {
+    for (host, alone, check) in [
+        (true, true, IndexCheck::All),
+        (true, false, IndexCheck::All),
+        (false, false, IndexCheck::All),
+        (false, true, IndexCheck::Leaf),
+    ] {
+        assert_eq!(IndexCheck::usual(host, alone), check, "host {host}, alone {alone}");
+    }
+}

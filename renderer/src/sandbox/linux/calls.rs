@@ -162,6 +162,23 @@ const GPU: &[libc::c_long] = &[
     libc::SYS_timerfd_settime,
 ];
 
+/// What a driver that fills its cache of shaders uses beside it, in a process without a guest. Landlock says where.
+const CACHE: &[libc::c_long] = &[
+    libc::SYS_fdatasync,
+    libc::SYS_fsync,
+    libc::SYS_mkdirat,
+    libc::SYS_renameat2,
+    libc::SYS_unlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_renameat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
 /// What no library does by accident: the process ends with SIGSYS.
 const FATAL: &[libc::c_long] = &[
     libc::SYS_delete_module,
@@ -221,10 +238,10 @@ const PR_SVE_GET_VL: i32 = 51;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Leaves the calling thread, and those that it starts, the calls of a profile.
-pub(super) fn restrict(profile: Profile) -> Result<(), seccompiler::Error> {
+/// Leaves the calling thread, and those that it starts, the calls of a profile, and those that fill a cache.
+pub(super) fn restrict(profile: Profile, fills_cache: bool) -> Result<(), seccompiler::Error> {
     let filters = [
-        (allowed(profile)?, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow),
+        (allowed(profile, fills_cache)?, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow),
         // Its flags lie in memory, where no filter sees them. The C library then takes the older call.
         (plain(&[libc::SYS_clone3]), SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32)),
         (plain(FATAL), SeccompAction::Allow, SeccompAction::KillProcess),
@@ -239,10 +256,11 @@ pub(super) fn restrict(profile: Profile) -> Result<(), seccompiler::Error> {
 }
 
 /// Calls that may be made, some with certain arguments only.
-fn allowed(profile: Profile) -> Result<Rules, BackendError> {
+fn allowed(profile: Profile, fills_cache: bool) -> Result<Rules, BackendError> {
     let own = u64::from(std::process::id());
     let mut rules = plain(COMMON);
     rules.extend(plain(OLD));
+    rules.extend(plain(if fills_cache { CACHE } else { &[] }));
     // Another filter answers it.
     rules.extend(plain(&[libc::SYS_clone3]));
     let namespaces = libc::CLONE_NEWCGROUP

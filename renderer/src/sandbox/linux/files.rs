@@ -1,7 +1,7 @@
 //! Which files a worker may open, by landlock.
 
-use super::super::Plan;
 use super::super::profile::Right;
+use super::super::{Plan, Shaders};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
@@ -101,6 +101,14 @@ fn rules(plan: &Plan<'_>) -> Vec<Rule> {
     let others = own().chain(cgroup_quotas()).chain(plan.read.to_vec());
     let found = others.chain(libraries(plan, &covered)).chain(drivers());
     rules.extend(found.map(|path| (path, read)));
+    match &plan.shaders {
+        Shaders::None => {}
+        Shaders::Read(folder) => rules.push((folder.clone(), read)),
+        Shaders::Write(folder) => {
+            let write = AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::MakeDir;
+            rules.push((folder.clone(), read | write | AccessFs::RemoveFile | AccessFs::RemoveDir));
+        }
+    }
     rules
 }
 
@@ -232,6 +240,7 @@ mod tests {
             libraries: vec![&library],
             read: &[],
             card_nodes: false,
+            shaders: Shaders::None,
         };
         let paths: Vec<PathBuf> = rules(&plan).into_iter().map(|(path, _)| path).collect();
         let here: Vec<_> = paths.iter().filter(|path| path.starts_with(folder.path())).collect();
