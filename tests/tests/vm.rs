@@ -98,6 +98,16 @@ fn a_killed_program(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
     })
 }
 
+/// Row T25: forks of a program leave it alone, and have contexts of their own when they use the device.
+fn a_program_that_forks(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
+    let output = guest.run(&pieces.program().command(&["forks"]), LIMIT)?.success()?;
+    let lost = output.stderr.matches("of which this process is a fork").count();
+    check(lost == 6, || output.stderr.clone())?;
+    check(process::wait_until(END_LIMIT, || guest.workers().is_empty()), || {
+        format!("workers are left: {:?}", guest.workers())
+    })
+}
+
 /// A worker that is killed ends its program, by an error; the machine and its next program go on.
 fn a_killed_worker(pieces: &Pieces, guest: &Guest) -> Result<(), Error> {
     let victim = pieces.repeat(guest, "1000000000")?;
@@ -132,6 +142,7 @@ fn programs_in_a_machine() -> Result<(), Error> {
     steps.check("ggml's own tests", || operations(&pieces, &guest, &["SCALE", "RMS_NORM"]));
     steps.check("a small model", || generation(&pieces, &guest, &reference));
     steps.check("a killed program leaves the other computing", || a_killed_program(&pieces, &guest));
+    steps.check("t25: forks leave their program alone", || a_program_that_forks(&pieces, &guest));
     steps.check("a killed worker ends its program only", || a_killed_worker(&pieces, &guest));
     steps.check("a stopped worker ends its program only", || a_stopped_worker(&pieces, &guest));
     steps.check("the machine ends as it should", || guest.stop()?.success().map(drop));

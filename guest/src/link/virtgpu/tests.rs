@@ -324,3 +324,26 @@ fn a_device_that_breaks_is_passed_by() {
     assert!(line.contains("renderD128 with capset 10: cannot submit"), "{line}");
     assert!(line.contains("renderD129 with capset 10: the host refused a blob of 16384 bytes"), "{line}");
 }
+
+#[test]
+fn t25_a_fork_closes_no_object_of_its_parents_and_opens_a_context_of_its_own() {
+    let (drm, log) = machine([Device::with(&[10])]);
+    let open = || routes_over(&drm, &Choice::default()).unwrap().remove(0).open().unwrap();
+    let link = open();
+    let (freed, kept) = (link.create_blob(100).unwrap(), link.create_blob(100).unwrap());
+    kept.store_word(0, 7);
+    let status = crate::link::in_fork(|| {
+        drop(freed);
+        drop(link);
+        let closed = seen(&log).closed.len();
+        let own = open();
+        let blob = own.create_blob(100).unwrap();
+        blob.store_word(0, 9);
+        let contexts = seen(&log).contexts.len();
+        drop(blob);
+        u8::from((closed, contexts) == (0, 2) && seen(&log).closed.len() == 1)
+    });
+    assert_eq!(status, 1);
+    assert_eq!(kept.load_word(0), 7);
+    assert_eq!(seen(&log).contexts.len(), 1);
+}
