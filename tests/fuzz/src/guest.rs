@@ -4,6 +4,7 @@ use crate::graph::{FLAG_COMPUTE, Graph};
 use crate::ops::op;
 use crate::threads::Threads;
 use apir_protocol::codec::{Decoder, Encoder};
+use apir_protocol::constants::REASON_BYTES;
 use apir_protocol::handle::{BufferHandle, BufferTypeHandle};
 use apir_protocol::messages::*;
 use apir_protocol::tensor::TensorRecord;
@@ -195,7 +196,7 @@ impl Guest {
     /// The code and the reply of a command that is no more than bytes.
     ///
     /// # Panics
-    /// When the plugin answers what no plugin may: another code, a refusal with a reply, bytes behind the reply.
+    /// When the plugin answers what no plugin may: another code, a refusal with a reply that is no reason, bytes behind the reply.
     pub fn raw(&mut self, number: u32, request: &[u8]) -> (u32, Vec<u8>) {
         let mut after = std::ptr::null_mut();
         let start = self.page.as_mut_ptr();
@@ -219,8 +220,8 @@ impl Guest {
         assert!(CODES.contains(&code), "command {number} ended with {code}");
         let written = after.addr().wrapping_sub(start.addr());
         assert!(written <= PAGE, "command {number} left its cursor {written} bytes into the page");
-        assert!(code == 0 || written == 0, "command {number} was refused with {code} and a reply");
         let (reply, rest) = self.page.split_at_mut(written);
+        assert!(code == 0 || is_reason(reply), "command {number} was refused with {code} and a reply");
         assert!(rest.iter().all(|byte| *byte == UNWRITTEN), "command {number} wrote behind its reply");
         let bytes = reply.to_vec();
         reply.fill(UNWRITTEN);
@@ -312,6 +313,13 @@ impl Drop for Guest {
         world().threads.remove(&self.ctx_id);
         world().blobs.retain(|(ctx_id, _), _| *ctx_id != self.ctx_id);
     }
+}
+
+/// Whether these bytes may come with a refusal: none, or a reason.
+fn is_reason(reply: &[u8]) -> bool {
+    let mut decoder = Decoder::new(reply);
+    let is_bounded = |text: String| text.len() as u64 <= REASON_BYTES;
+    reply.is_empty() || decoder.string().is_ok_and(is_bounded) && decoder.left() == 0
 }
 
 /// The bytes of a request.

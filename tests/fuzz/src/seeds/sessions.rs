@@ -129,6 +129,8 @@ pub(super) fn all() -> Seeds {
         ];
         add(&format!("s17_type_{at}"), calls(each.to_vec()));
     }
+    let told = wrong.map(Call::GetBase);
+    add("reasons", calls([&[Call::Hello(u64::MAX)], &told[..]].concat()));
     let compute = || Step::Call(Call::Compute(Blob::Live(1), Size::Fitting));
     add(
         "s11_freed",
