@@ -15,6 +15,9 @@ const EMPTY: &str = "int apir_tests_nothing;";
 /// ggml's CPU backend as a GPU.
 const GPU: &str = include_str!("fakes/gpu.c");
 
+/// ggml's CPU backend with other numbers.
+const SHIFTED: &str = include_str!("fakes/shifted.c");
+
 /// A plugin that answers noise.
 const RUBBISH: &str = include_str!("fakes/rubbish.c");
 
@@ -46,6 +49,12 @@ pub fn future_library(folder: &Path, llama: &LlamaDir) -> Result<PathBuf, Error>
 pub fn gpu_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
     let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
     compile_with(folder, "libgpu.so", GPU, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
+}
+
+/// ggml's CPU backend as ggml 0.28.0 may number things: an operation, a map and a unit are inserted.
+pub fn shifted_library(folder: &Path, llama: &LlamaDir, source: &Path) -> Result<PathBuf, Error> {
+    let headers = ["ggml/include", "ggml/src"].map(|inside| format!("-I{}", source.join(inside).display()));
+    compile_with(folder, "libshifted.so", SHIFTED, llama, &[&headers[0], &headers[1], "-l:libggml-cpu.so"])
 }
 
 /// An APIR plugin that answers every command with success and noise.

@@ -315,8 +315,8 @@ impl<'g> Device<'g> {
         Ok(Buffer { ggml: self.ggml, ptr: given(ptr, "a buffer")? })
     }
 
-    /// Computes one operation of a fixed matrix; gives whether the device says that it can, and what came of it, as whole numbers.
-    pub fn compute_one(&self, operation: Operation) -> Result<(bool, Vec<i32>), Error> {
+    /// Computes one operation of a fixed matrix; gives what came of it, as whole numbers. None where the device says that it cannot.
+    pub fn compute_one(&self, operation: Operation) -> Result<Option<Vec<i32>>, Error> {
         let api = &self.ggml.api;
         // SAFETY: the device is valid; it takes no parameters here.
         let backend =
@@ -346,7 +346,10 @@ impl<'g> Device<'g> {
             let supported = (api.ggml_backend_dev_supports_op)(self.ptr.as_ptr(), result);
             let values = Operation::input();
             (api.ggml_backend_tensor_set)(input, values.as_ptr().cast(), 0, size_of_val(&values[..]));
-            let status = (api.ggml_backend_graph_compute)(backend.as_ptr(), graph.as_ptr());
+            let status = match supported {
+                true => (api.ggml_backend_graph_compute)(backend.as_ptr(), graph.as_ptr()),
+                false => STATUS_SUCCESS,
+            };
             let mut bytes = vec![0u8; (api.ggml_nbytes)(result)];
             (api.ggml_backend_tensor_get)(result, bytes.as_mut_ptr().cast(), 0, bytes.len());
             (api.ggml_backend_buffer_free)(buffer.as_ptr());
@@ -358,7 +361,7 @@ impl<'g> Device<'g> {
                 _ => f32::from_le_bytes(word) as i32,
             };
             match status {
-                STATUS_SUCCESS => Ok((supported, words.map(number).collect())),
+                STATUS_SUCCESS => Ok(supported.then(|| words.map(number).collect())),
                 other => Err(Error::Unexpected(format!("graph_compute of {operation:?} answered {other}"))),
             }
         }

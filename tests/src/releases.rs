@@ -34,6 +34,8 @@ pub fn operations(program: &str, guest: &str, host: &str) -> Result<(), Error> {
     check(loaded["version"] == guest, || format!("this is no ggml {guest}: {loaded}"))?;
     let computed = event(&output, "operations")?;
     check(computed["device"] == "[virtgpu] CPU", || format!("another device computed: {computed}"))?;
+    let unsupported = computed["unsupported"].as_array().map_or(0, Vec::len);
+    check(unsupported == 0, || format!("not all operations are supported: {computed}"))?;
     check_told(&output, guest, host)
 }
 

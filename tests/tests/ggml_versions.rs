@@ -4,6 +4,7 @@ use std::path::Path;
 
 use apir_tests::Error;
 use apir_tests::error::check;
+use apir_tests::fakes;
 use apir_tests::ggml::Visibility;
 use apir_tests::ggml_program::{GgmlProgram, check_remote, event, warnings};
 use apir_tests::peers::{self, Dist, LlamaDir};
@@ -106,4 +107,21 @@ fn t27_a_guest_of_an_older_ggml_refuses_upstream_s_plugin_in_one_line() -> Resul
         return Err(Error::Unexpected(format!("not one line: {}", output.stderr)));
     };
     check(line.contains("0.13.1") && line.contains("0.19 or newer"), || line.to_owned())
+}
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn t27_a_ggml_to_come_with_an_operation_a_map_and_a_unit_inserted() -> Result<(), Error> {
+    let (dist, llama, folder) = (Dist::from_env()?, LlamaDir::from_env()?, tempfile::tempdir());
+    let folder = folder.map_err(|error| Error::Unexpected(error.to_string()))?;
+    let library = fakes::shifted_library(folder.path(), &llama, &peers::llama_source()?)?;
+    let server =
+        Serve::new(&dist, &library).env("LD_LIBRARY_PATH", &llama.path().to_string_lossy()).start()?;
+    let program =
+        GgmlProgram::new(env!("CARGO_BIN_EXE_ggml-program"), llama.path(), &dist).envs(server.guest_env());
+    let output = program.run(&["operations"])?;
+    let computed = event(&output, "operations")?;
+    // The last map has a number there that no known release gives one.
+    check(computed["unsupported"] == serde_json::json!(["Trunc"]), || computed.to_string())?;
+    check(output.stderr.contains("the host has ggml 0.28.0"), || output.stderr.clone())
 }

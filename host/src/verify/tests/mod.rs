@@ -230,3 +230,21 @@ impl Case {
         Ok(look(&node))
     }
 }
+
+#[test]
+fn t27_variants_are_known_by_the_names_that_a_ggml_gives_them() {
+    let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let names = apir_ggml::Names {
+        version: Version::new(0, 28, 0),
+        ops: OpTable::from_names(OPS),
+        unary: list(&["INSERTED", "ABS", "GELU"]),
+        glu: list(&["REGLU", "INSERTED", "SWIGLU"]),
+        types: list(&["f32"]),
+    };
+    let (usual, shifted) = (rules(), rules().with_variants(&names));
+    let found = |rules: &RuleBook, name: &str| [0, 1, 2, 3, -1].map(|param| rules.variant(op(name), param));
+    assert_eq!(found(&usual, "UNARY"), [0, 1, 2, 3, -1]);
+    assert_eq!(found(&shifted, "UNARY"), [-1, 0, 8, -1, -1]);
+    assert_eq!(found(&shifted, "GLU"), [0, -1, 2, -1, -1]);
+    assert_eq!(found(&shifted, "ADD"), [-1; 5]);
+}
