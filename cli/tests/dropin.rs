@@ -554,6 +554,75 @@ fn the_plugin_can_run_inside_the_vmm() {
     );
 }
 
+#[test]
+fn s28_a_computation_inside_the_vmm_is_stopped_when_its_guest_has_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = folder.path().join("ended");
+    let variables = [("APIR_WORKER", Path::new("inprocess")), (ENDED, ended.as_path())];
+    vmm("s28_a_computation_inside_the_vmm_is_stopped_when_its_guest_has_left", &variables, |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        let (guest, other) = (Guest::ready(vmm, 1, 10), Guest::ready(vmm, 2, 10));
+        assert_eq!(vmm.submit(1, &[2, 6, guest.res, 3_600_000]), 0);
+        other.check();
+        let left = std::time::Instant::now();
+        vmm.destroy_context(1);
+        eventually("the plugin was told", plugin_was_told);
+        assert!(left.elapsed().as_secs() >= 2, "what ends soon is not stopped");
+        other.check();
+        Guest::ready(vmm, 3, 10).check();
+    });
+}
+
+#[test]
+fn a_plugin_is_told_whether_it_is_alone_in_its_process() {
+    for worker in [env!("CARGO_BIN_EXE_apir"), "inprocess"] {
+        let variables = [("APIR_WORKER", Path::new(worker))];
+        vmm("a_plugin_is_told_whether_it_is_alone_in_its_process", &variables, |vmm| {
+            let inside = std::env::var_os("APIR_WORKER").unwrap() == "inprocess";
+            assert_eq!(vmm.init(0), 0);
+            let guest = Guest::ready(vmm, 1, 10);
+            let key: Vec<_> = b"apir.own_process"
+                .chunks_exact(4)
+                .map(|four| u32::from_le_bytes(four.try_into().unwrap()))
+                .chain([0])
+                .collect();
+            assert_eq!(guest.forward(8, &key), 5);
+            // What nobody has set is `(none)`.
+            assert_eq!(guest.reply.load(4) as u8, if inside { b'(' } else { b'1' });
+        });
+    }
+}
+
+#[test]
+fn s27_blobs_that_take_too_many_addresses_are_refused() {
+    let test = "s27_blobs_that_take_too_many_addresses_are_refused";
+    let lines = vmm(test, &[("APIR_MAX_BLOB_BYTES", Path::new("1M"))], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        let (one, two) = (Guest::ready(vmm, 1, 10), Guest::ready(vmm, 2, 10));
+        for size in [1 << 46, 1 << 40, 1 << 20] {
+            assert_eq!(vmm.create_blob(1, 50, HOST3D, 0, size), -nix::libc::ENOMEM, "{size}");
+        }
+        assert_eq!(vmm.create_blob(1, 50, HOST3D, 0, 900 << 10), 0);
+        assert_eq!(vmm.create_blob(1, 51, HOST3D, 0, 900 << 10), -nix::libc::ENOMEM);
+        assert_eq!(vmm.create_blob(2, 51, HOST3D, 0, 900 << 10), 0);
+        vmm.unref(50);
+        assert_eq!(vmm.create_blob(1, 50, HOST3D, 0, 900 << 10), 0);
+        one.check();
+        two.check();
+    });
+    assert!(lines.contains("bytes of blobs of this context: too many ("), "{lines}");
+}
+
+#[test]
+fn t31_a_wrong_limit_of_blobs_is_told() {
+    let test = "t31_a_wrong_limit_of_blobs_is_told";
+    let lines = vmm(test, &[("APIR_MAX_BLOB_BYTES", Path::new("0"))], |vmm| {
+        assert_eq!(vmm.init(0), 0);
+        assert_eq!(vmm.create_context(1, 10), EINVAL);
+    });
+    assert!(lines.contains("APIR_MAX_BLOB_BYTES=0: must be a number of bytes such as"), "{lines}");
+}
+
 /// A compiled fake of the real library, and the file of its calls.
 struct Fake {
     folder: tempfile::TempDir,

@@ -20,6 +20,8 @@ const STACK: usize = 8 << 20;
 const REST: Duration = Duration::from_secs(1);
 /// Teams of full size that a process has at a time.
 const FULL_TEAMS: u64 = 4;
+/// Threads that all teams may have together, however small a full one is.
+const LEAST: u64 = 64;
 
 thread_local! {
     static TEAM: RefCell<Team> = const { RefCell::new(Team { account: None, helpers: 0, taken: Vec::new(), rest: None }) };
@@ -70,7 +72,7 @@ impl Team {
             self.helpers += startable(missing);
             return;
         }
-        let limit = FULL_TEAMS * (wanted as u64 + 1);
+        let limit = limit(wanted);
         let account =
             self.account.get_or_insert_with(|| Account::new("threads", &HELPERS, limit, Sharing::Fair));
         let most = usize::try_from(account.left()).unwrap_or(usize::MAX).min(missing);
@@ -83,6 +85,11 @@ impl Team {
             self.helpers += more;
         }
     }
+}
+
+/// Helpers of all teams, of which a full one has `helpers`.
+fn limit(helpers: usize) -> u64 {
+    (FULL_TEAMS * (helpers as u64 + 1)).max(LEAST)
 }
 
 /// How many of `wanted` threads the system would start now, some being left to others.
@@ -121,7 +128,8 @@ mod tests {
 
     #[test]
     fn teams_share_what_there_is_and_give_it_back() {
-        let (wanted, limit) = (5, FULL_TEAMS * 5);
+        let wanted = 17;
+        assert_eq!((limit(1), limit(wanted - 1)), (64, 68));
         let gate = std::sync::Arc::new(Mutex::new(()));
         let closed = gate.lock().unwrap();
         let (told, all) = std::sync::mpsc::channel();
@@ -140,7 +148,7 @@ mod tests {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(granted.iter().all(|threads| (1..=wanted).contains(threads)), "{granted:?}");
         let helpers: usize = granted.iter().map(|threads| threads - 1).sum();
-        assert!(helpers as u64 <= limit && granted.contains(&wanted), "{granted:?}");
+        assert!(helpers as u64 <= limit(wanted - 1) && granted.contains(&wanted), "{granted:?}");
         assert_eq!(thread::spawn(move || self::granted(wanted, SHARED)).join().unwrap(), wanted);
     }
 

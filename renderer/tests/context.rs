@@ -1,6 +1,7 @@
 //! Contexts driven directly, with a plugin that misbehaves on demand.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use apir_protocol::socket::BlobRefusal;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -159,4 +160,20 @@ fn a_context_id_belongs_to_one_context_at_a_time() {
     drop(first);
     assert!(Context::new(1 << 20, Config::default()).is_ok());
     assert!(matches!(Config::default().set("a\0", "b"), Err(Error::ConfigNul { .. })));
+}
+
+#[test]
+fn s27_a_blob_of_2_to_46_bytes_is_refused_and_the_context_goes_on() {
+    let mut guest = Guest::new(Config::default());
+    for size in [1 << 46, 1 << 40, (64 << 30) + 1] {
+        assert_eq!(guest.context.create_blob(size).unwrap_err(), BlobRefusal::Memory, "{size}");
+    }
+    let large = guest.context.create_blob(32 << 30).unwrap();
+    assert_eq!(guest.context.create_blob(32 << 30).unwrap_err(), BlobRefusal::Memory, "with the reply page");
+    guest.context.unref_blob(large.res_id);
+    let large = guest.context.create_blob((64 << 30) - (1 << 20)).unwrap();
+    guest.context.unref_blob(large.res_id);
+    // Other contexts have theirs.
+    let mut other = Guest::new(Config::default());
+    assert!(other.context.create_blob(1 << 30).is_ok());
 }

@@ -194,18 +194,12 @@ impl Scene {
 
 /// Runs the body in a process of its own, since a check that is missing may end it. `test` is the path of the calling test.
 pub(crate) fn in_child(test: &str, body: impl FnOnce()) {
-    in_child_with(test, &[], body);
-}
-
-/// The same with these variables.
-pub(crate) fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     const CHILD: &str = "APIR_TEST_CHILD";
     if std::env::var_os(CHILD).is_some_and(|name| name == test) {
         return body();
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     child.args([test, "--exact", "--include-ignored", "--nocapture"]).env(CHILD, test);
-    child.envs(variables.iter().copied());
     let output = child.output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{test}: {}\n{out}\n{err}", output.status);
