@@ -4,6 +4,7 @@
 use crate::verify::layout::divides;
 use crate::verify::node::Node;
 use crate::verify::rules::{Blocks, Clause, INTS, OpRule, Read, counts, cpu_since, must, need};
+use crate::verify::tensor::CheckedTensor;
 use crate::verify::types::{BF16, F16, F32, I32, Q8_K, dot_type, is_readable_block};
 use crate::verify::work::{Bytes, Work};
 use apir_ggml::{TypeInfo, Version};
@@ -15,6 +16,8 @@ const TILED: Work = Work::each("tiles, where a is a k-quant or iq type", |n| {
     let panel = 16 * n.s(0).ne()[0] as u64;
     Some(if dot_type(n.s(0).type_()) == Some(Q8_K) { TILES.max(panel) } else { 0 })
 });
+/// Rows that OUT_PROD adds up at once.
+const UNROLLED: i64 = 32;
 /// Most bytes between two threads' counters.
 const CACHE_LINE: u64 = 256;
 
@@ -167,6 +170,14 @@ pub const RULES: &[OpRule] = &[
             must("the rows of a are packed", |n| n.s(0).has_packed_rows()),
             // The kernel zeroes so many floats at once.
             counts("the result has fewer than 2^31 elements", |n| n.d.elements() < INTS),
+            // The kernel takes so many rows of both at once, and multiplies their strides in ints.
+            counts(
+                "where a is F32, the first and the last of 32 rows of a and b lie less than 2^31 bytes apart",
+                |n| {
+                    let near = |source: &CheckedTensor| (UNROLLED - 1) * (source.nb()[1] as i64) < INTS;
+                    n.s(0).type_() != F32 || n.s(0).ne()[1] < UNROLLED || near(n.s(0)) && near(n.s(1))
+                },
+            ),
         ],
         since: &[cpu_since(Version::new(0, 17, 0), "a of F16", |n| n.s(0).type_() == F16)],
         work: Work::each("a row of a as F32, unless it is that", |n| {
