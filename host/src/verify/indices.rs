@@ -8,7 +8,7 @@
 
 use super::graph::{GraphTensor, Terms, node_of};
 use super::rules::{Read, RuleBook};
-use super::tensor::CheckedTensor;
+use super::tensor::{CheckedTensor, MAX_ROWS};
 use super::types::I32;
 use super::{BufferInfo, Buffers, VerifyError};
 use std::collections::HashMap;
@@ -37,6 +37,10 @@ impl IndexCheck {
 pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 /// Most comparisons of a node's result with a source: about a tenth of a second.
 const MAX_STEPS: u64 = 1 << 26;
+
+/// Most elements of a copy that is taken to hold what it is of: a CPU kernel counts the shares of its threads in C ints, and leaves a result
+/// with more as it was.
+const MAX_COPIED: i64 = MAX_ROWS;
 
 /// Where an execution stops, and what is looked at there.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -218,7 +222,9 @@ impl Planner<'_> {
                 "ARGSORT" | "TOP_K" | "ARGMAX" => {
                     return Ok(self.tensors[from as usize].tensor().ne()[0] <= below);
                 }
-                "CONT" | "DUP" | "CPY" if self.tensors[from as usize].tensor().type_() == I32 => {}
+                "CONT" | "DUP" | "CPY"
+                    if self.tensors[from as usize].tensor().type_() == I32
+                        && made.elements() <= MAX_COPIED => {}
                 _ => return Ok(false),
             }
             // Writers only get earlier, so that this ends.

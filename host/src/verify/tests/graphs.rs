@@ -11,20 +11,22 @@ use apir_protocol::handle::BufferHandle;
 use apir_protocol::tensor::{RawTensor, TensorRecord};
 use proptest::prelude::*;
 
-/// Host memory that the guest does not see, host memory that it does, and a device's.
+/// Host memory that the guest does not see, host memory that it does, a device's, and much of the first kind.
 pub(crate) const PRIVATE: u64 = 7;
 pub(crate) const SHARED: u64 = 8;
 pub(crate) const DEVICE: u64 = 9;
+pub(crate) const LARGE: u64 = 10;
 
-pub(crate) struct Three;
+pub(crate) struct Kinds;
 
-impl Buffers for Three {
+impl Buffers for Kinds {
     fn find(&self, token: u64) -> Option<BufferInfo> {
         let info = BufferInfo { size: 4096, alignment: 32, host: true, shared: false };
         match token {
             PRIVATE => Some(info),
             SHARED => Some(BufferInfo { shared: true, ..info }),
             DEVICE => Some(BufferInfo { host: false, ..info }),
+            LARGE => Some(BufferInfo { size: 1 << 40, ..info }),
             _ => None,
         }
     }
@@ -114,7 +116,7 @@ impl Sketch {
         index_check: IndexCheck,
         look: impl FnOnce(Result<VerifiedGraph<'_>, VerifyError>) -> T,
     ) -> T {
-        let terms = Terms { rules, buffers: &Three, index_check, max_nodes: 100 };
+        let terms = Terms { rules, buffers: &Kinds, index_check, max_nodes: 100 };
         look(Verifier::default().verify(&self.encode(), &terms))
     }
 
@@ -360,7 +362,7 @@ proptest! {
             bytes[at] = value;
         }
         let rules = rules();
-        let terms = Terms { rules: &rules, buffers: &Three, index_check: IndexCheck::All, max_nodes: 100 };
+        let terms = Terms { rules: &rules, buffers: &Kinds, index_check: IndexCheck::All, max_nodes: 100 };
         let mut verifier = Verifier::default();
         if let Ok(graph) = verifier.verify(&bytes, &terms) {
             for (index, entry) in graph.tensors().iter().enumerate() {

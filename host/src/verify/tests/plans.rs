@@ -2,8 +2,9 @@
 
 use super::super::indices::{IndexCheck, Plan, Snapshot, Stop};
 use super::super::rules::RuleBook;
+use super::super::tensor::MAX_ROWS;
 use super::super::types::*;
-use super::graphs::{DEVICE, PRIVATE, SHARED, Sketch};
+use super::graphs::{DEVICE, LARGE, PRIVATE, SHARED, Sketch};
 use super::{rules, rules_for, t};
 
 fn plan(graph: &Sketch, check: IndexCheck) -> Plan {
@@ -151,6 +152,25 @@ fn copies_of_sorted_indices_are_bounded_too() {
     let order = graph.node("CONT", t(I32, &[3]), PRIVATE, 1280, &[4]);
     graph.node("GET_ROWS", t(F32, &[4, 3]), PRIVATE, 1344, &[1, order]);
     assert_eq!(plan(&graph, IndexCheck::All), Plan::default());
+}
+
+#[test]
+fn s14_what_a_copy_beyond_a_c_int_leaves_is_looked_at() {
+    let copied = |rows: i64| {
+        let (mut graph, shape) = (Sketch::default(), t(I32, &[2, rows]));
+        let table = graph.leaf(t(F32, &[4, 9]), LARGE, 0);
+        let scores = graph.leaf(t(F32, &[2, rows]), LARGE, 1 << 20);
+        let order = graph.node("ARGSORT", shape, LARGE, 1 << 36, &[scores]);
+        let copy = graph.node("CONT", shape, LARGE, 1 << 37, &[order]);
+        let first = graph.view("VIEW", t(I32, &[3]), copy, 0, &[copy]);
+        graph.node("GET_ROWS", t(F32, &[4, 3]), LARGE, 1 << 38, &[table, first]);
+        plan(&graph, IndexCheck::All)
+    };
+    assert_eq!(copied(MAX_ROWS / 2), Plan::default());
+    // A CPU kernel copies nothing there, and what the guest left in its place stays: with many threads already of somewhat fewer.
+    for rows in [MAX_ROWS / 2 + 1, 1 << 30] {
+        assert_eq!(copied(rows).stops, vec![stop(3, vec![index(4, 9, &[(5, 1)])])], "{rows}");
+    }
 }
 
 #[test]
