@@ -57,6 +57,7 @@ pub fn warm(options: &WarmOptions) -> Result<Warmed, Error> {
     let whole = options.caches.cache_of(&options.libraries);
     if whole.is_dir() {
         if !options.again {
+            options.caches.check(Some(&whole)).map_err(Error::io("use the cache of shaders"))?;
             return Ok(Warmed::Before(whole));
         }
         fs::remove_dir_all(&whole).map_err(Error::io("remove the cache of shaders"))?;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::Error;
+use crate::log::TARGET;
 use crate::worker::Libraries;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -142,7 +143,16 @@ impl Sandbox {
     /// [`Error::Sandbox`] when the system refuses, but for landlock, which old kernels do not have.
     pub(crate) fn enter(&self, libraries: &Libraries) -> Result<Option<Walls>, Error> {
         let caches = ShaderCaches::from_environment().unwrap_or_default();
-        let cache = caches.map(|caches| caches.cache_of(libraries)).filter(|cache| cache.is_dir());
+        let cache = caches.and_then(|caches| {
+            let cache = Some(caches.cache_of(libraries)).filter(|cache| cache.is_dir())?;
+            match caches.check(Some(&cache)) {
+                Ok(()) => Some(cache),
+                Err(fault) => {
+                    tracing::warn!(target: TARGET, "the cache of shaders is not used: {fault}");
+                    None
+                }
+            }
+        });
         self.enter_with(libraries, cache.map_or(Shaders::None, Shaders::Read))
     }
 

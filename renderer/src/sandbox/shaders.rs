@@ -6,6 +6,7 @@
 use super::Profile;
 use crate::error::Error;
 use crate::worker::Libraries;
+use nix::unistd::geteuid;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -40,6 +41,9 @@ const MESA_READ_NAME: &str = "warm";
 /// The descriptors of memory that a worker has in the place of the databases that Mesa insists on writing: links lead there.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(super) const PRIVATE: [i32; 3] = [300, 301, 302];
+
+/// Bits of a mode by which a group or everybody may write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Where Vulkan's manifests of drivers are, which change with them.
 const MANIFESTS: &[&str] = &["/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"];
@@ -108,10 +112,36 @@ impl ShaderCaches {
         self.0.join(format!("{WHOLE}{:016x}", hasher.finish()))
     }
 
+    /// That nobody but this user and root can write the folder, nor this cache in it: workers run what is there.
+    ///
+    /// # Errors
+    /// Which of them others can write, or what the system says.
+    pub(crate) fn check(&self, cache: Option<&Path>) -> io::Result<()> {
+        for path in [Some(self.folder()), cache].into_iter().flatten() {
+            let found = fs::metadata(path)?;
+            if found.uid() != 0 && found.uid() != geteuid().as_raw() {
+                return Err(io::Error::other(format!(
+                    "{}: it belongs to user {}",
+                    path.display(),
+                    found.uid()
+                )));
+            }
+            if found.mode() & WRITABLE_BY_OTHERS != 0 {
+                let mode = found.mode() & 0o7777;
+                return Err(io::Error::other(format!(
+                    "{}: others can write it (mode {mode:o})",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// A new empty cache beside the whole ones, for [`ShaderCaches::publish`].
     pub(crate) fn begin(&self) -> io::Result<PathBuf> {
         let private = |path: &Path| DirBuilder::new().mode(0o700).create(path);
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        self.check(None)?;
         let part = self.0.join(format!("{PART}{}", std::process::id()));
         if part.exists() {
             fs::remove_dir_all(&part)?;
@@ -193,6 +223,8 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    use std::os::unix::fs::PermissionsExt;
+
     #[test]
     fn the_folder_is_the_variable_s_or_the_user_s() {
         let read = |variables: &[(&str, &str)]| {
@@ -207,6 +239,32 @@ mod tests {
         assert_eq!((read(&[("HOME", "/h"), (VARIABLE, "off")]), read(&[])), (Ok(None), Ok(None)));
         let wrong = "APIR_SHADER_CACHE=c: must be the full path of a folder, or off";
         assert_eq!(read(&[(VARIABLE, "c")]), Err(wrong.to_owned()));
+    }
+
+    #[test]
+    fn s29_a_cache_that_others_can_write_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, cache) = (root.path().join("c"), root.path().join("c/shaders-1"));
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        fs::create_dir_all(&cache).unwrap();
+        let caches = ShaderCaches::at(folder.clone());
+        for (of_folder, of_cache, good) in
+            [(0o700, 0o755, true), (0o770, 0o700, false), (0o1777, 0o700, false), (0o755, 0o702, false)]
+        {
+            mode(&folder, of_folder);
+            mode(&cache, of_cache);
+            assert_eq!(caches.check(Some(&cache)).is_ok(), good, "{of_folder:o} {of_cache:o}");
+        }
+        mode(&folder, 0o777);
+        let error = caches.begin().unwrap_err().to_string();
+        assert!(error.ends_with("others can write it (mode 777)"), "{error}");
+        if geteuid().is_root() {
+            mode(&folder, 0o700);
+            mode(&cache, 0o700);
+            std::os::unix::fs::chown(&cache, Some(12345), None).unwrap();
+            let error = caches.check(Some(&cache)).unwrap_err().to_string();
+            assert!(error.ends_with("it belongs to user 12345"), "{error}");
+        }
     }
 
     #[test]

@@ -198,8 +198,25 @@ fn cgroup_quotas() -> Vec<PathBuf> {
         .collect()
 }
 
+/// The libraries in a folder, which are files: the folder may be one that has everything of its user's.
 fn shared_objects(folder: &Path) -> Vec<PathBuf> {
-    entries(folder, |name| name.windows(3).any(|part| part == b".so"))
+    entries(folder, is_of_library).into_iter().filter(|path| path.is_file()).collect()
+}
+
+/// Whether a name is that of a library, with a version or without: `libcuda.so`, `libcrypto.so.1.0.2k`.
+fn is_of_library(name: &[u8]) -> bool {
+    let ends_so = |at: usize| {
+        let version = name[at..].strip_prefix(b".so");
+        version.is_some_and(|version| match version {
+            [] => true,
+            [b'.', first, rest @ ..] => {
+                first.is_ascii_digit()
+                    && rest.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(byte))
+            }
+            _ => false,
+        })
+    };
+    (1..name.len()).any(ends_so)
 }
 
 fn parent(path: PathBuf) -> Option<PathBuf> {
@@ -229,11 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn a_library_s_folder_gives_its_libraries_only() {
+    fn s29_a_library_s_folder_gives_its_libraries_only() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["libggml-cpu.so", "libggml-base.so.0", "secret.txt"] {
+        for name in ["libggml-cpu.so", "libggml-base.so.0", "secret.txt", "keys.sops.yaml", "a.sock"] {
             fs::write(folder.path().join(name), "").unwrap();
         }
+        for name in [".solana", ".so", "lib.so", "lib.so.1"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("all.so")).unwrap();
         let library = folder.path().join("libggml-cpu.so");
         let plan = Plan {
             profile: super::super::super::Profile::Cpu,
@@ -248,6 +269,9 @@ mod tests {
             here.contains(&&library) && here.contains(&&folder.path().join("libggml-base.so.0")),
             "{here:?}"
         );
-        assert!(!here.iter().any(|path| path.ends_with("secret.txt") || *path == folder.path()), "{here:?}");
+        let libraries =
+            [library.clone(), folder.path().join("libggml-base.so.0"), folder.path().join("glibc-hwcaps")];
+        assert!(here.iter().all(|path| libraries.contains(path)), "{here:?}");
+        assert!(is_of_library(b"libcrypto.so.1.0.2k") && is_of_library(b"libLLVM-19.so"));
     }
 }
