@@ -3,10 +3,19 @@
 
 mod support;
 
-use apir_protocol::socket::ClientFrame;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket};
+use apir_protocol::header::CommandHeader;
+use apir_protocol::socket::{ClientFrame, SUBMIT_PREFIX};
+use ggml_virtgpu::link::{Link, LinkError};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, sendmsg, socket,
+    socketpair,
+};
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::fs::OpenOptions;
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -35,6 +44,91 @@ fn s28_a_computation_ends_when_its_client_has_left() {
         // One that computes for longer than that for a client that stays goes on.
         assert_eq!(other.forward(SLEEP, &[2500]).unwrap(), 5);
     }
+}
+
+/// A connection without a guest library.
+struct Plain(OwnedFd);
+
+impl Plain {
+    fn connect(path: &Path) -> Self {
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        connect(fd.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        Self(fd)
+    }
+
+    /// A packet with descriptors.
+    fn send(&self, packet: &[u8], fds: &[RawFd]) {
+        let rights = [ControlMessage::ScmRights(fds)];
+        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+        let part = [IoSlice::new(packet)];
+        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &part, control, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+    }
+
+    /// A command that is answered in the first blob.
+    fn submit(&self, type_: u32, flags: u32, words: &[u32]) {
+        let mut packet = SUBMIT_PREFIX.to_vec();
+        packet.extend(CommandHeader { type_, flags, reply_res_id: 1 }.to_bytes());
+        packet.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        self.send(&packet, &[]);
+    }
+
+    /// Starts a command that takes long.
+    fn compute(path: &Path) -> Self {
+        let client = Self::connect(path);
+        client.send(ClientFrame::hello().as_bytes(), &[]);
+        client.send(ClientFrame::create_blob(0x4000).as_bytes(), &[]);
+        client.submit(0, 0, &[0, 2]);
+        client.submit(1, 0, &[]);
+        client.submit(2, SLEEP, &[600_000]);
+        client
+    }
+}
+
+#[test]
+fn s28_a_client_that_sends_its_own_socket_has_left_all_the_same() {
+    let server = Server::start();
+    let other = Guest::ready(&server);
+    let socket = server.socket();
+    {
+        // The far end of each stays open in the queue of the near one, behind frames without descriptors, or in another's.
+        let [alone, one, two] = [(); 3].map(|()| Plain::compute(&socket));
+        for _ in 0..3 {
+            alone.send(ClientFrame::unref(9).as_bytes(), &[]);
+        }
+        alone.send(ClientFrame::unref(9).as_bytes(), &[alone.0.as_raw_fd()]);
+        one.send(ClientFrame::unref(9).as_bytes(), &[two.0.as_raw_fd()]);
+        two.send(ClientFrame::unref(9).as_bytes(), &[one.0.as_raw_fd()]);
+    }
+    eventually("only the other's worker is left", || server.workers().len() == 1);
+    server.wait_for_line("the client sent descriptors");
+    other.check();
+    // Whether it is found by who waits or by who receives.
+    let client = Plain::connect(&socket);
+    client.send(ClientFrame::hello().as_bytes(), &[client.0.as_raw_fd()]);
+    eventually("only the other's worker is left", || server.workers().len() == 1);
+    drop(client);
+    other.check();
+}
+
+#[test]
+fn s28_descriptors_on_their_way_lose_no_guest() {
+    // The system counts those of all processes of a user, and holds them against the sender's limit.
+    let server = Server::start_with(|command| {
+        // SAFETY: a system call and nothing else.
+        unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, 200, 200)?)) };
+    });
+    let guest = Guest::ready(&server);
+    let (near, far) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    let null = fs::File::open("/dev/null").unwrap();
+    let near = Plain(near);
+    near.send(&[0], &[null.as_raw_fd(); 250]);
+    assert!(matches!(guest.link.create_blob(1), Err(LinkError::Refused { size: 1, .. })));
+    server.wait_for_line("descriptors on their way");
+    guest.check();
+    drop((near, far));
+    guest.link.create_blob(1).unwrap();
+    guest.check();
 }
 
 /// The lines that name a client.
@@ -123,6 +217,25 @@ fn s28_a_log_that_nobody_reads_stops_no_guest() {
     drop((guest, newcomer));
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+#[test]
+fn s28_a_log_file_that_is_a_full_pipe_stops_no_guest() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("log");
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // It is there, and does not read.
+    let reader = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+    let server = Server::start_with(|command| {
+        command.env("APIR_LLAMA_CPP_LOG_TO_FILE", &file).env("APIR_MAX_LOG_LINES", "1000000");
+    });
+    let guest = Guest::ready(&server);
+    for _ in 0..3000 {
+        assert_eq!(guest.forward(NO_CURSOR, &[]).unwrap(), 2);
+    }
+    guest.check();
+    Guest::ready(&server).check();
+    drop(reader);
 }
 
 /// Set in the process that makes a storm: the socket.

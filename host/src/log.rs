@@ -6,9 +6,11 @@
 
 use apir_protocol::log::{LeftOut, LineBudget};
 use apir_protocol::settings::DEFAULT_LOG_LINES;
+use nix::fcntl::OFlag;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -60,7 +62,9 @@ pub fn start() {
 
 /// Opens the log: what is in it stays, and lines of several processes do not overwrite each other.
 fn open(path: &OsString) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
+    // A pipe's reader that stops costs lines, and nobody waits for it.
+    let without_waiting = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    OpenOptions::new().append(true).create(true).custom_flags(without_waiting).open(path)
 }
 
 /// Sets how many lines a second the process writes.

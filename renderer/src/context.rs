@@ -150,6 +150,15 @@ impl Context {
         Ok(CreatedBlob { res_id, size, memory })
     }
 
+    /// Takes a blob back that cannot be sent to the guest.
+    pub(crate) fn refuse_blob(&self, blob: &CreatedBlob) {
+        let CreatedBlob { res_id, size, .. } = blob;
+        self.state.remove_blob(*res_id);
+        self.state.warn(format_args!(
+            "blob of {size} bytes refused: too many descriptors on their way to this user's processes"
+        ));
+    }
+
     /// Takes a blob of the transport's making: `size` bytes of a memfd sealed against shrinking and growing.
     ///
     /// # Errors

@@ -118,6 +118,9 @@ pub enum Error {
         /// Its resource id.
         res_id: u32,
     },
+    /// The client sent descriptors, which only a VMM may: one could be its own end of the connection.
+    #[error("the client sent descriptors")]
+    Descriptors,
     /// A worker that was not started by a server.
     #[error("--fd {fd} is not a SOCK_SEQPACKET socket: `apir worker` is started by `apir serve`")]
     NotASocket {

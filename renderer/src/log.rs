@@ -8,10 +8,12 @@ use crate::error::Error;
 use crate::relay::WorkerLine;
 use apir_protocol::log::{LeftOut, LineBudget};
 use apir_protocol::settings::{DEFAULT_LOG_LINES, MAX_LOG_LINES};
+use nix::fcntl::OFlag;
 use nix::sys::signal::SigSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -108,7 +110,9 @@ static FILE: OnceLock<File> = OnceLock::new();
 /// [`Error::Variable`] when it cannot be opened.
 pub(crate) fn open_file() -> Result<(), Error> {
     let Some(path) = std::env::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) else { return Ok(()) };
-    match OpenOptions::new().append(true).create(true).open(&path) {
+    // A pipe's reader that stops costs lines; a server that waited for it would serve nobody.
+    let without_waiting = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    match OpenOptions::new().append(true).create(true).custom_flags(without_waiting).open(&path) {
         Ok(file) => {
             // One that is open already is the same.
             let _ = FILE.set(file);
@@ -126,7 +130,7 @@ pub(crate) fn from_worker(who: fmt::Arguments<'_>, line: &WorkerLine<'_>, sink: 
     let Some(left_out) = BUDGET.admit(RESERVED_LINES) else { return };
     let text = format!("{who}: {}{left_out}", line.text);
     match FILE.get() {
-        // A full disk must not end anything.
+        // A full disk, or a full pipe, must not end anything.
         Some(mut file) => drop(file.write_all(format!("{}{text}\n", line.head()).as_bytes())),
         None => sink(&text),
     }

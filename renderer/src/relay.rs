@@ -35,8 +35,7 @@ impl<'a> WorkerLine<'a> {
     /// Takes a line apart: a line of log begins with a time and a level.
     pub(crate) fn parse(line: &'a str) -> Self {
         // A terminal must not obey what a guest has made a worker write.
-        let clean =
-            |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+        let clean = |text: &str| text.chars().map(|c| if is_plain(c) { c } else { ' ' }).collect::<String>();
         let mut words = line.splitn(2, char::is_whitespace);
         let parsed = (|| {
             let stamp = words.next().filter(|word| is_time(word))?;
@@ -49,6 +48,14 @@ impl<'a> WorkerLine<'a> {
             None => Self { stamp: None, level: Level::INFO, text: clean(line) },
         }
     }
+}
+
+/// Whether a character shows itself and nothing else: neither a control character, nor one that hides, turns around or breaks the line.
+fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 impl WorkerLine<'_> {
@@ -198,6 +205,14 @@ mod tests {
             assert_eq!((line.stamp, line.level), (None, Level::INFO), "{other}");
             assert!(!line.text.contains('\u{1b}'));
         }
+    }
+
+    #[test]
+    fn s28_no_line_hides_or_turns_what_stands_around_it() {
+        let text =
+            "client 7: \u{202e}kcatta na\u{2069}\u{2028}client 8: \u{200b}\u{feff}\u{e0041}\r\u{9b}2J\u{85}ü";
+        let line = WorkerLine::parse(text);
+        assert_eq!(line.text, "client 7:  kcatta na  client 8:      2J ü");
     }
 
     #[test]

@@ -4,14 +4,14 @@ use crate::error::Error;
 use crate::log::TARGET;
 use crate::relay::STARTED;
 use crate::sandbox::{Sandbox, Walls};
-use apir_protocol::socket::{ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
+use apir_protocol::socket::{BlobRefusal, ClientFrame, MAX_FRAME, SOCKET_VERSION, ServerFrame};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockType, UnixAddr, getsockopt, recvmsg,
-    sendmsg, shutdown, sockopt,
+    sendmsg, setsockopt, shutdown, sockopt,
 };
 use nix::unistd::{dup2_stdin, getppid};
 use std::ffi::OsString;
@@ -28,6 +28,12 @@ const ARGUMENT_ALIGN: usize = 16;
 
 /// How long a command may go on for a client that has left.
 const CLIENT_GRACE: Duration = Duration::from_secs(2);
+/// Time from one look at the frames that wait to the next.
+const LOOK: Duration = Duration::from_secs(1);
+/// Bytes of waiting frames that are looked at in one call.
+const LOOK_BYTES: usize = 16 << 10;
+/// Looks in a row: more than a socket has frames.
+const LOOKS: usize = 1024;
 
 /// Environment variable with the plugin, as virglrenderer's APIR component reads it.
 const PLUGIN_VARIABLE: &str = "VIRGL_APIR_BACKEND_LIBRARY";
@@ -120,10 +126,13 @@ pub fn run(options: &WorkerOptions) -> Result<(), Error> {
     }
     end_with_server(options.server)?;
     close_on_signals(&socket)?;
+    if matches!(options.blobs, Blobs::Worker) {
+        bound_queues(&socket)?;
+    }
     let walls = options.sandbox.enter(&options.libraries)?;
     // Before there is another thread.
     set_variables(walls.as_ref());
-    end_with_client(&socket, options.context)?;
+    end_with_client(&socket, options.context, options.blobs)?;
     // Whoever started this process knows now that it runs. Standard error may be gone.
     let _ = io::stderr().write_all(&[STARTED]);
     let config = options.libraries.config()?.set(OWN_PROCESS, "1")?;
@@ -184,13 +193,63 @@ fn end_with_server(server: i32) -> Result<(), Error> {
     Ok(())
 }
 
+/// Prepares a socket for a client that nobody vouches for.
+fn bound_queues(socket: &OwnedFd) -> Result<(), Error> {
+    // Frames to the client are short. Descriptors that no client has taken count for all workers of a user, so few wait: the
+    // kernel makes the least size of this one.
+    setsockopt(socket, sockopt::SndBuf, &1).map_err(Error::io("set a socket's send buffer"))?;
+    let start: nix::libc::c_int = 0;
+    // Each look at waiting frames begins where the last one ended.
+    // SAFETY: the call reads the integer, whose size it is told.
+    let set = unsafe {
+        nix::libc::setsockopt(
+            socket.as_raw_fd(),
+            nix::libc::SOL_SOCKET,
+            nix::libc::SO_PEEK_OFF,
+            (&raw const start).cast(),
+            size_of_val(&start) as nix::libc::socklen_t,
+        )
+    };
+    Errno::result(set).map(drop).map_err(Error::io("look at a socket's frames"))
+}
+
+/// Whether a frame that waits brings descriptors; the frames stay. One of them may be the client's own end of this socket, which then
+/// stays open when the client leaves, for as long as nobody receives the frame.
+fn descriptors_wait(socket: &OwnedFd, bytes: &mut [u8]) -> bool {
+    for _ in 0..LOOKS {
+        let mut parts = [IoSliceMut::new(bytes)];
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        match recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, None, flags) {
+            Ok(message) if message.flags.contains(MsgFlags::MSG_CTRUNC) => return true,
+            Ok(message) if message.bytes > 0 => {}
+            Err(Errno::EINTR) => {}
+            Ok(_) | Err(_) => return false,
+        }
+    }
+    false
+}
+
 /// Ends the process some time after the client has closed its end, should the thread that serves it not do so before: it may be in a
 /// computation whose result nobody waits for. A connection that was shut down on this side counts as closed.
-fn end_with_client(socket: &OwnedFd, context: u32) -> Result<(), Error> {
+fn end_with_client(socket: &OwnedFd, context: u32, blobs: Blobs) -> Result<(), Error> {
     let socket = socket.try_clone().map_err(Error::io("duplicate the client's socket"))?;
+    // A VMM hands descriptors over.
+    let looks = matches!(blobs, Blobs::Worker);
+    let look = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::MAX);
     let watch = move || {
+        let mut bytes = vec![0; if looks { LOOK_BYTES } else { 0 }];
         let mut fds = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-        while let Err(Errno::EINTR) = poll(&mut fds, PollTimeout::NONE) {}
+        loop {
+            match poll(&mut fds, if looks { look } else { PollTimeout::NONE }) {
+                Ok(0) if looks && descriptors_wait(&socket, &mut bytes) => {
+                    tracing::warn!(target: TARGET, "context {context}: {}; ending the worker", Error::Descriptors);
+                    // SAFETY: as below.
+                    unsafe { nix::libc::_exit(1) }
+                }
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
         thread::sleep(CLIENT_GRACE);
         tracing::info!(
             target: TARGET,
@@ -266,7 +325,15 @@ pub(crate) fn serve(socket: &OwnedFd, id: u32, config: Config, blobs: Blobs) -> 
                 let live = match context.create_blob(size) {
                     Ok(blob) => {
                         let frame = ServerFrame::Blob { res_id: blob.res_id, size: blob.size };
-                        send(socket, frame, Some(&blob.memory))?
+                        match try_send(socket, frame, Some(&blob.memory)) {
+                            // The system counts those of all processes of a user.
+                            Err(Errno::ETOOMANYREFS) => {
+                                context.refuse_blob(&blob);
+                                let code = BlobRefusal::Memory;
+                                send(socket, ServerFrame::BlobRefused { code }, None)?
+                            }
+                            sent => sent.map_err(Error::io(ANSWER))?,
+                        }
                     }
                     Err(code) => send(socket, ServerFrame::BlobRefused { code }, None)?,
                 };
@@ -305,13 +372,17 @@ fn receive<'a>(
     control: &mut [u8],
 ) -> Result<Option<Received<'a>>, Error> {
     let failed = Error::io("receive from the client");
+    let may_bring = !control.is_empty();
     let (len, memory) = loop {
         let mut parts = [IoSliceMut::new(buffer)];
-        let room = (!control.is_empty()).then_some(&mut *control);
+        let room = may_bring.then_some(&mut *control);
         // MSG_TRUNC: the packet's own length, also when it did not fit.
         let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_CMSG_CLOEXEC;
         match recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, room, flags) {
             Ok(message) => {
+                if !may_bring && message.flags.contains(MsgFlags::MSG_CTRUNC) {
+                    return Err(Error::Descriptors);
+                }
                 let mut memory = None;
                 // A packet without a control message has none to look at.
                 for control in message.cmsgs().into_iter().flatten() {
@@ -336,8 +407,14 @@ fn receive<'a>(
     }
 }
 
+const ANSWER: &str = "answer the client";
+
 /// Sends a frame, with a blob's memory; false once the client has left.
 fn send(socket: &OwnedFd, frame: ServerFrame, memory: Option<&OwnedFd>) -> Result<bool, Error> {
+    try_send(socket, frame, memory).map_err(Error::io(ANSWER))
+}
+
+fn try_send(socket: &OwnedFd, frame: ServerFrame, memory: Option<&OwnedFd>) -> Result<bool, Errno> {
     let frame = frame.to_frame();
     let fds: Vec<_> = memory.iter().map(|fd| fd.as_raw_fd()).collect();
     let control: &[_] = match fds.as_slice() {
@@ -356,7 +433,7 @@ fn send(socket: &OwnedFd, frame: ServerFrame, memory: Option<&OwnedFd>) -> Resul
             Ok(_) => Ok(true),
             Err(Errno::EINTR) => continue,
             Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
-            Err(errno) => Err(Error::io("answer the client")(io::Error::from(errno))),
+            Err(errno) => Err(errno),
         };
     }
 }
