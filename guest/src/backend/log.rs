@@ -1,17 +1,17 @@
 //! Lines to ggml's log, or to stderr where there is no ggml.
 #![forbid(unsafe_code)]
 
+use super::once::ForkOnce;
 use apir_ggml::process::{GgmlBase, LogLevel};
 use std::ffi::CString;
 use std::fmt;
 use std::io;
-use std::sync::OnceLock;
 
-static BASE: OnceLock<GgmlBase> = OnceLock::new();
+static BASE: ForkOnce<GgmlBase> = ForkOnce::new();
 
 /// Sends the lines from here on to this ggml's log.
 pub(super) fn to_ggml(base: GgmlBase) {
-    let _ = BASE.set(base);
+    BASE.get_or_make(|| base);
 }
 
 pub(super) fn debug(message: fmt::Arguments<'_>) {

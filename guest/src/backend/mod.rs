@@ -10,6 +10,7 @@ mod compute;
 mod device;
 mod log;
 mod lost;
+mod once;
 mod ops;
 mod registry;
 #[cfg(test)]

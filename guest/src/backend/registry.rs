@@ -4,6 +4,7 @@ use super::attachment::Attachment;
 use super::buffer::BufferMaker;
 use super::device::{Device, Opener};
 use super::lost::{OnLost, OnLostError};
+use super::once::ForkOnce;
 use super::{guard, log};
 use crate::link::Process;
 use crate::numbers::OwnNumbers;
@@ -15,7 +16,6 @@ use apir_protocol::constants::{PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{mem, ptr};
 
@@ -25,7 +25,7 @@ const NEWEST_API: u32 = 3;
 /// The registration's name. Upstream's library has the same, and stands for the same devices.
 const NAME: &CStr = c"ggml-virtgpu";
 
-static REGISTRY: OnceLock<Registry> = OnceLock::new();
+static REGISTRY: ForkOnce<Registry> = ForkOnce::new();
 
 /// The registration and its device, which live as long as the process.
 #[derive(Debug)]
@@ -65,13 +65,13 @@ enum StartError {
 /// The registration for ggml's loader. There is always one: without a host it has no device, and ggml's log one line why.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut abi::Reg {
-    guard("ggml_backend_init", ptr::null_mut(), || REGISTRY.get_or_init(Registry::new).give())
+    guard("ggml_backend_init", ptr::null_mut(), || REGISTRY.get_or_make(Registry::new).give())
 }
 
 /// The same registration, for programs that name their backends.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_virtgpu_reg() -> *mut abi::Reg {
-    guard("ggml_backend_virtgpu_reg", ptr::null_mut(), || REGISTRY.get_or_init(Registry::new).reg)
+    guard("ggml_backend_virtgpu_reg", ptr::null_mut(), || REGISTRY.get_or_make(Registry::new).reg)
 }
 
 /// How well the library suits this machine, for ggml's loader to choose by: there is one variant, and it suits all.
