@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::session::{Properties, Session, SessionError};
+use crate::text::plain;
 use apir_ggml::DeviceType;
 use apir_protocol::handle::BufferTypeHandle;
 use apir_protocol::messages::{
@@ -12,6 +13,12 @@ use apir_protocol::messages::{
 
 /// The smallest page of any guest: what a mapped blob is surely aligned to.
 const PAGE: u64 = 4096;
+
+/// The largest alignment of a buffer type, in bytes; those of ggml's backends are below 64 KiB.
+pub(crate) const MAX_ALIGNMENT: u64 = 1 << 20;
+/// Bytes of a host's name and of its description that are taken over.
+const MAX_NAME: usize = 128;
+const MAX_DESCRIPTION: usize = 256;
 
 /// The host's first device, the one that APIR reaches, as it was when the session was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,18 +62,22 @@ impl HostDevice {
             .buffer_type_get_alignment(&BufferTypeGetAlignmentRequest { buffer_type })?
             .alignment
             .max(1);
+        // ggml aborts the program over others: it counts with masks and adds without a look at overflows.
+        if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+            return Err(SessionError::Alignment(alignment));
+        }
         let max_size =
             session.buffer_type_get_max_size(&BufferTypeGetMaxSizeRequest { buffer_type })?.max_size;
         Ok(Self {
-            name,
-            description,
+            name: plain(&name, MAX_NAME),
+            description: plain(&description, MAX_DESCRIPTION),
             kind: presented(told),
             memory: (memory.free, memory.total),
             mmap_support: properties.mmap_support,
             tells_mmap_support,
             maps_buffers: properties.buffer_from_host_ptr && frees_mapped(told) && alignment <= PAGE,
             buffer_type,
-            buffer_type_name,
+            buffer_type_name: plain(&buffer_type_name, MAX_NAME),
             alignment: alignment.try_into().unwrap_or(usize::MAX),
             max_size: max_size.try_into().unwrap_or(usize::MAX),
         })

@@ -9,6 +9,7 @@
 //! | `host_device` | what the host says about its device |
 //! | `backend` | ggml's vtables, and the symbols that ggml looks for |
 //! | `stats` | the counters that `APIR_STATS` asks for |
+//! | `text` | what the host writes, as the program's log has it |
 
 mod backend;
 mod cache;
@@ -19,6 +20,7 @@ mod numbers;
 mod record;
 pub mod session;
 mod stats;
+mod text;
 
 #[rustfmt::skip]
 mod generated;

@@ -7,12 +7,13 @@ use crate::cache::Cache;
 use crate::host_device::HostDevice;
 use crate::numbers::{HostHints, Numbers, OwnNumbers};
 use crate::session::{Session, SessionError};
+use crate::text::plain;
 use apir_protocol::messages::DeviceGetMemoryRequest;
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Characters of the host's version that are shown.
+/// Bytes of the host's version that are shown.
 const MAX_VERSION: usize = 32;
 
 /// A session and what depends on it. It lives as long as the process, since ggml's objects may outlive everything.
@@ -61,7 +62,7 @@ impl Attachment {
         let hints = HostHints { ours: session.host_is_ours(), tells_mmap_support: host.tells_mmap_support };
         let numbers = own.agree(told.as_ref(), hints)?;
         if let (Numbers::Mapped(_), Some(told)) = (&numbers, &told) {
-            let theirs: String = told.version.chars().filter(|c| !c.is_control()).take(MAX_VERSION).collect();
+            let theirs = plain(&told.version, MAX_VERSION);
             log::info(format_args!(
                 "the host has ggml {theirs}, this program {version}: operations are matched by name"
             ));

@@ -12,6 +12,8 @@ use crate::session::{Session, SessionError};
 use apir_ggml::layout::BufferTypeBox;
 use apir_ggml::{DeviceType, Layout, TensorRef, TypeInfo, abi};
 use apir_protocol::messages::{BufferTypeGetAllocSizeRequest, DeviceSupportsOpRequest};
+use apir_protocol::socket::MAX_BLOB_SIZE;
+use std::convert::Infallible;
 use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 use std::ptr;
@@ -236,15 +238,18 @@ impl Device {
             // What the host does not have is never computed there.
             let Ok(tensor) = inline(tensor, &attachment.numbers) else { return Ok(local) };
             let request = BufferTypeGetAllocSizeRequest { buffer_type, tensor };
-            attachment.session.buffer_type_get_alloc_size(&request).map(|reply| reply.size)
+            // A failure is remembered: ggml aborts over a tensor that needs more than it did when its buffer was made.
+            Ok::<_, Infallible>(match attachment.session.buffer_type_get_alloc_size(&request) {
+                Ok(reply) => reply.size,
+                Err(error) => {
+                    attachment.tell("cannot ask for the size of a tensor", &error);
+                    local
+                }
+            })
         });
-        match answer {
-            Ok(told) => to_size(told.max(local)),
-            Err(error) => {
-                attachment.tell("cannot ask for the size of a tensor", &error);
-                to_size(local)
-            }
-        }
+        let Ok(told) = answer;
+        // ggml adds sizes up without a look at overflows.
+        to_size(told.min(MAX_BLOB_SIZE).max(local))
     }
 }
 

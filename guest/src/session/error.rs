@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::TIMEOUT_VARIABLE;
+use crate::host_device::MAX_ALIGNMENT;
 use crate::link::{LinkError, Process};
 use crate::numbers::SAME_GGML_VARIABLE;
 use apir_protocol::codec::{DecodeError, EncodeError};
@@ -98,6 +99,12 @@ pub enum SessionError {
     /// The host's lists of names are none.
     #[error("the host's list of {0} is not one of ggml's")]
     Names(&'static str),
+    /// ggml cannot place tensors by the host's alignment.
+    #[error(
+        "the host's buffers have an alignment of {0} bytes, not a power of two up to {MAX_ALIGNMENT}; \
+         give it apir's plugin, or another ggml library"
+    )]
+    Alignment(u64),
     /// The host offers no device.
     #[error("the host offers no device (it counts {count}); give it a ggml library with one")]
     NoDevice {

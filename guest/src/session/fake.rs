@@ -43,6 +43,12 @@ pub(crate) struct Script {
     pub(crate) from_ptr: bool,
     /// The answer about `mmap_support`, none for a host that knows nothing of it.
     pub(crate) mmap_support: Option<bool>,
+    /// The device's name.
+    pub(crate) name: String,
+    /// The alignment of buffers.
+    pub(crate) alignment: u64,
+    /// The size of every tensor that is asked about.
+    pub(crate) alloc_size: u64,
     /// The answer about operations.
     pub(crate) supports: bool,
     /// Whether blobs beyond the session's two are refused.
@@ -83,6 +89,9 @@ impl Default for Script {
             kind: 1,
             from_ptr: false,
             mmap_support: Some(true),
+            name: "Fake".into(),
+            alignment: 64,
+            alloc_size: 1000,
             supports: true,
             refuse_blobs: false,
             status: 0,
@@ -240,7 +249,7 @@ impl Script {
                 LivenessReply { interval_ms: 1 }.encode(out)
             }
             Command::DeviceGetCount => DeviceGetCountReply { count: 1 }.encode(out),
-            Command::DeviceGetName => DeviceGetNameReply { name: "Fake".into() }.encode(out),
+            Command::DeviceGetName => DeviceGetNameReply { name: self.name.clone() }.encode(out),
             Command::DeviceGetDescription => {
                 DeviceGetDescriptionReply { description: "A device".repeat(100) }.encode(out)
             }
@@ -254,7 +263,9 @@ impl Script {
                 .chain(self.mmap_support)
                 .try_for_each(|ability| out.bool(ability)),
             Command::BufferTypeGetName => BufferTypeGetNameReply { name: "FakeBuffers".into() }.encode(out),
-            Command::BufferTypeGetAlignment => BufferTypeGetAlignmentReply { alignment: 64 }.encode(out),
+            Command::BufferTypeGetAlignment => {
+                BufferTypeGetAlignmentReply { alignment: self.alignment }.encode(out)
+            }
             Command::BufferTypeGetMaxSize => BufferTypeGetMaxSizeReply { max_size: 1 << 30 }.encode(out),
             Command::DeviceSupportsOp => {
                 let _: DeviceSupportsOpRequest = request(arguments);
@@ -262,7 +273,7 @@ impl Script {
             }
             Command::BufferTypeGetAllocSize => {
                 let _: BufferTypeGetAllocSizeRequest = request(arguments);
-                BufferTypeGetAllocSizeReply { size: 1000 }.encode(out)
+                BufferTypeGetAllocSizeReply { size: self.alloc_size }.encode(out)
             }
             Command::DeviceBufferFromPtr => {
                 let over: DeviceBufferFromPtrRequest = request(arguments);

@@ -12,6 +12,7 @@ mod transfer;
 pub use error::{LoadFailure, SessionError};
 
 use crate::link::{self, Blob, Link, LinkError, Process, Route, wait};
+use crate::text::plain;
 use apir_protocol::codec::{DecodeError, Decoder, EncodeError, Encoder};
 use apir_protocol::command::{Command, CommandType};
 use apir_protocol::constants::{
@@ -367,10 +368,7 @@ impl Channel {
     /// Why the host refuses a command, on one line of bounded length, if it says.
     fn reason(&mut self) -> Option<String> {
         let (text, _) = self.reply_within::<Reason>(SHORT_REPLY + REASON_BYTES as usize).ok()?.ok()?;
-        let mut text = text.0;
-        text.retain(|c| !c.is_control());
-        let end = (0..=text.len().min(REASON_BYTES as usize)).rev().find(|at| text.is_char_boundary(*at))?;
-        text.truncate(end);
+        let text = plain(&text.0, REASON_BYTES as usize);
         (!text.is_empty()).then_some(text)
     }
 

@@ -132,6 +132,48 @@ fn sizes_are_asked_for_only_where_they_can_exceed_the_extent() {
 }
 
 #[test]
+fn t20_a_host_that_lies_about_the_size_of_a_tensor_does_not_end_the_program() {
+    let (device, host) = device(|script| script.alloc_size = u64::MAX - 63);
+    let size = |tensor: &abi::Tensor| {
+        let pointer = device.buffer_type();
+        // SAFETY: the buffer type is the device's own; the tensor is valid during the call.
+        unsafe { (device.layout.buffer_type_iface(pointer).get_alloc_size.unwrap())(pointer, tensor) }
+    };
+    // ggml adds sizes up: thousands of these stay below its largest.
+    assert_eq!(size(&tensor(Q4_0, [32, 1, 1, 1])), 1 << 46);
+    // A buffer is made by the first answer; a larger one later would be an assertion of ggml's.
+    host.0.lock().unwrap().refused.insert(Command::BufferTypeGetAllocSize, 1);
+    let odd = tensor(Q4_0, [64, 1, 1, 1]);
+    assert_eq!(size(&odd), 36);
+    host.0.lock().unwrap().refused.clear();
+    assert_eq!(size(&odd), 36);
+}
+
+#[test]
+fn t20_a_host_whose_alignment_would_make_ggml_abort_is_refused() {
+    let make = |alignment| {
+        let (link, host) = FakeLink::new();
+        host.0.lock().unwrap().alignment = alignment;
+        let opener = Opener::new(forks_of(link));
+        Device::make(opener, layout(3), BufferMaker::Boxes, own(), OnLost::Fail, ptr::null_mut())
+    };
+    for alignment in [0, 1, 64, 1 << 20] {
+        assert_eq!(make(alignment).unwrap().attached().host.alignment as u64, alignment.max(1));
+    }
+    for alignment in [3, 6, 96, 1 << 21, 1 << 62, 1 << 63, u64::MAX] {
+        let line = make(alignment).unwrap_err().to_string();
+        assert!(line.contains(&format!("an alignment of {alignment} bytes")), "{line}");
+    }
+}
+
+#[test]
+fn t20_a_host_s_name_writes_nothing_but_its_letters_to_the_terminal() {
+    let (device, _) = device(|script| script.name = format!("\x1b[31mF\u{202e}ake\r\n{}", "x".repeat(999)));
+    let name = device.display_name();
+    assert_eq!(name, format!("[virtgpu] [31mFake{}", "x".repeat(128 - 8)));
+}
+
+#[test]
 fn a_lost_host_leaves_the_last_known_memory_and_one_line() {
     let (device, host) = device(|_| {});
     host.0.lock().unwrap().gone = true;
