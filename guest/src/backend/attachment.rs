@@ -54,11 +54,11 @@ impl Silent {
 
 impl Attachment {
     /// Asks the host of an open session about its device and its numbers.
-    pub(super) fn new(session: Session, own: &OwnNumbers) -> Result<Self, SessionError> {
+    pub(super) fn new(mut session: Session, own: &OwnNumbers) -> Result<Self, SessionError> {
         let version = own.names.version;
         // A host may keep its device from a guest that does not ask for the names.
-        let told = session.ask_names(&version.to_string())?;
-        let host = HostDevice::ask(&session)?;
+        let (told, host) = session
+            .start(|session| Ok((session.ask_names(&version.to_string())?, HostDevice::ask(session)?)))?;
         let hints = HostHints { ours: session.host_is_ours(), tells_mmap_support: host.tells_mmap_support };
         let numbers = own.agree(told.as_ref(), hints)?;
         if let (Numbers::Mapped(_), Some(told)) = (&numbers, &told) {

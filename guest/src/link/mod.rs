@@ -179,7 +179,7 @@ fn connect_fix(path: &Path, error: &io::Error) -> String {
             format!("another program than apir serve listens there; set {SOCKET_VARIABLE} to the PATH of apir serve --socket")
         }
         Errno::ENAMETOOLONG => "a socket's path has at most 107 bytes; use a shorter one on both sides".to_owned(),
-        Errno::EAGAIN => "the server is busy with others who connect; try again".to_owned(),
+        Errno::EAGAIN => "the server is busy with others who connect, or stopped; try again, or start it again".to_owned(),
         _ => format!("check {SOCKET_VARIABLE}; it must be the PATH of apir serve --socket"),
     }
 }

@@ -18,7 +18,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server has to start a worker before it says hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,18 +49,28 @@ impl SocketLink {
     /// # Errors
     /// [`LinkError::Connect`] when nobody answers, [`LinkError::Version`] for a server of another version.
     pub fn connect(path: &Path) -> Result<Self, LinkError> {
+        Self::connect_within(path, HELLO_TIMEOUT)
+    }
+
+    fn connect_within(path: &Path, timeout: Duration) -> Result<Self, LinkError> {
         let refused = |errno: Errno| LinkError::Connect { path: path.to_owned(), source: errno.into() };
         let address = UnixAddr::new(path).map_err(refused)?;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
             .map_err(io_error("make a socket"))?;
-        connect(socket.as_raw_fd(), &address).map_err(refused)?;
         let look = TimeVal::new(0, LOOK.as_micros() as i64);
         setsockopt(&socket, sockopt::SendTimeout, &look)
             .map_err(io_error("set the socket's send timeout"))?;
+        // A server that is stopped accepts nobody, and once its queue is full a connection waits for ever without the timeout.
+        let start = Instant::now();
+        while let Err(errno) = connect(socket.as_raw_fd(), &address) {
+            if !matches!(errno, Errno::EAGAIN | Errno::EINTR) || start.elapsed() >= timeout {
+                return Err(refused(errno));
+            }
+        }
         // The system's default is a little less than the longest frame and its bookkeeping.
         setsockopt(&socket, sockopt::SndBuf, &MAX_FRAME).map_err(io_error("set the socket's send buffer"))?;
         let connection = Connection::new(socket);
-        match connection.request(ClientFrame::hello().as_bytes(), HELLO_TIMEOUT)?.0 {
+        match connection.request(ClientFrame::hello().as_bytes(), timeout)?.0 {
             ServerFrame::Hello { version: SOCKET_VERSION } => Ok(Self { connection: Arc::new(connection) }),
             ServerFrame::Hello { version } => {
                 Err(LinkError::Version { path: path.to_owned(), found: version, expected: SOCKET_VERSION })
@@ -261,7 +271,7 @@ fn io_error(what: &'static str) -> impl Fn(Errno) -> LinkError {
 mod tests {
     use super::*;
     use nix::sys::memfd::{MFdFlags, memfd_create};
-    use nix::sys::socket::{ControlMessage, recv, socketpair};
+    use nix::sys::socket::{Backlog, ControlMessage, bind, listen, recv, socketpair};
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixListener;
@@ -382,6 +392,30 @@ mod tests {
         let denied = LinkError::Connect { path: at("missing"), source: Errno::EACCES.into() }.to_string();
         assert!(denied.contains("run this program as that user"), "{denied}");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn t20_a_server_that_accepts_nobody_is_given_up() {
+        let path = std::env::temp_dir().join(format!("apir-full-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let address = UnixAddr::new(&path).unwrap();
+        let make =
+            || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_NONBLOCK, None).unwrap();
+        let server = make();
+        bind(server.as_raw_fd(), &address).unwrap();
+        listen(&server, Backlog::new(0).unwrap()).unwrap();
+        // The first waits in the queue, and the others do not fit.
+        let waiting: Vec<_> = (0..4).map(|_| make()).collect();
+        let full = waiting.iter().any(|client| connect(client.as_raw_fd(), &address) == Err(Errno::EAGAIN));
+        assert!(full);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let ours = path.clone();
+        std::thread::spawn(move || {
+            sender.send(SocketLink::connect_within(&ours, Duration::from_millis(20)).unwrap_err().to_string())
+        });
+        let line = receiver.recv_timeout(Duration::from_secs(20)).expect("the connection waits for ever");
+        assert!(line.contains("the server is busy") && line.contains("or stopped"), "{line}");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

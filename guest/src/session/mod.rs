@@ -57,6 +57,8 @@ pub struct Session {
     /// What both sides have beyond upstream's commands; none with a host that is not of this project.
     features: Option<u64>,
     deadline: Option<Duration>,
+    /// Where there is no `deadline`: while it starts, nothing computes.
+    start_deadline: Option<Duration>,
 }
 
 /// What a device can do.
@@ -105,7 +107,7 @@ impl Session {
         let mut session = Self::first(link::routes()?)?;
         session.deadline = deadline(std::env::var_os(TIMEOUT_VARIABLE))?;
         session.load_library()?;
-        session.extend()?;
+        session.start(Self::extend)?;
         Ok(session)
     }
 
@@ -130,7 +132,7 @@ impl Session {
     pub fn open(link: Box<dyn Link>) -> Result<Self, SessionError> {
         let mut session = Self::greet(link)?;
         session.load_library()?;
-        session.extend()?;
+        session.start(Self::extend)?;
         Ok(session)
     }
 
@@ -151,6 +153,7 @@ impl Session {
             host_version: OnceLock::new(),
             features: None,
             deadline: None,
+            start_deadline: None,
         };
         session.handshake()?;
         Ok(session)
@@ -223,6 +226,28 @@ impl Session {
         Ok(Properties { reply, tells_mmap_support: last != [UNANSWERED; 4] })
     }
 
+    /// Asks what a program needs before it can use the session. A host that does not answer is lost here, also one that gives no sign of life.
+    ///
+    /// # Errors
+    /// Those of `ask`.
+    pub(crate) fn start<T>(
+        &mut self,
+        ask: impl FnOnce(&mut Self) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        self.start_within(LOAD_LIBRARY_DEADLINE, ask)
+    }
+
+    fn start_within<T>(
+        &mut self,
+        deadline: Duration,
+        ask: impl FnOnce(&mut Self) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        self.start_deadline = Some(deadline);
+        let answer = ask(self);
+        self.start_deadline = None;
+        answer
+    }
+
     fn handshake(&self) -> Result<(), SessionError> {
         let mut channel = self.channel()?;
         let answer =
@@ -278,10 +303,13 @@ impl Session {
             // A host that has no reason to tell leaves the page as it is.
             channel.reply.write(NOTIFICATION_SIZE, &[0; 8])?;
         }
-        let answer =
-            self.exchange(channel, CommandType::Forward, command.number(), self.deadline, |arguments| {
-                request.encode(arguments).map_err(|source| SessionError::Encode { command, source })
-            })?;
+        let answer = self.exchange(
+            channel,
+            CommandType::Forward,
+            command.number(),
+            self.deadline.or(self.start_deadline),
+            |arguments| request.encode(arguments).map_err(|source| SessionError::Encode { command, source }),
+        )?;
         match answer.checked_sub(FORWARD_BASE) {
             Some(0) => {}
             Some(code) => {

@@ -233,6 +233,18 @@ fn a_host_that_falls_silent_is_lost_at_the_environments_deadline() {
     assert!(session.is_lost());
 }
 
+#[test]
+fn t20_a_host_that_falls_silent_at_the_start_is_lost_without_a_deadline_of_the_environment_s() {
+    let (link, host) = FakeLink::new();
+    let mut session = Session::open(link).unwrap();
+    host.0.lock().unwrap().silent = true;
+    let limit = Duration::from_millis(30);
+    let error = session.start_within(limit, |session| session.call(&DeviceGetCountRequest {})).unwrap_err();
+    assert!(matches!(error, SessionError::Lost(_)) && error.to_string().contains("30 ms"), "{error}");
+    // Afterwards a command may compute for as long as it likes.
+    assert!(session.start_deadline.is_none());
+}
+
 /// A session that watches its host's word, and gives the host up after `limit` of silence.
 fn watching(limit: Duration) -> (Session, Arc<Host>) {
     let (link, host) = FakeLink::new();
