@@ -80,12 +80,11 @@ impl VerifiedGraph<'_> {
         self.nodes
     }
 
-    /// Bytes of the work memory that a CPU backend takes for it at most.
+    /// Bytes of the work memory that a CPU backend takes for it at most; it takes them for a node without elements too.
     #[must_use]
     pub fn work(&self, rules: &RuleBook) -> u64 {
         let work = |place: &usize| {
-            let entry = &self.tensors[*place];
-            let rule = rules.rule(entry.tensor.op()).filter(|_| entry.is_computed(rules))?;
+            let rule = rules.rule(self.tensors[*place].tensor.op())?;
             rule.work.planned(
                 &node_of(self.tensors, *place as u32, rules),
                 Tasks::ALL,
