@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes of a reply blob, and of its first word, which says that the reply is there.
 const REPLY: usize = 16384;
 const WORD: usize = 4;
-/// No reply of the protocol is longer.
-const LONGEST_REPLY: usize = 1024;
+/// No reply of the protocol is longer, that with the names of operations and types included.
+const LONGEST_REPLY: usize = 8192;
 /// What lies in a reply blob before the reply.
 const BLANK: u8 = 0xaa;
 
