@@ -116,13 +116,12 @@ pub fn run(library: &GgmlLibrary, layers: &Layers, mut told: impl FnMut(&str)) -
         for &weights in &layers.weights {
             for &head in &layers.heads {
                 for &tokens in &layers.tokens {
-                    for flash in [true, false] {
-                        let sketch = layer(library.ops(), weights, head.into(), tokens.into(), flash);
+                    for attention in [Attention::Flash, Attention::FlashShort, Attention::Products] {
+                        let sketch = layer(library.ops(), weights, head.into(), tokens.into(), attention);
                         let outcome = sketch.ok_or(Outcome::Unsupported).map_or_else(
                             |outcome| outcome,
                             |sketch| sketch.compute(&device, &backend, &mut buffers),
                         );
-                        let attention = if flash { "flash attention" } else { "attention" };
                         let name = weights.name;
                         told(&format!(
                             "{}: {name}, heads of {head}, {tokens} tokens, {attention}: {outcome}",
@@ -139,6 +138,27 @@ pub fn run(library: &GgmlLibrary, layers: &Layers, mut told: impl FnMut(&str)) -
         }
     }
     summary
+}
+
+/// How attention is computed: each has kernels of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attention {
+    /// In one operation, with sums of 32 bits, as llama.cpp asks for.
+    Flash,
+    /// In one operation, with sums as short as the device likes, as whisper.cpp leaves it.
+    FlashShort,
+    /// By products of matrices.
+    Products,
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flash => "flash attention",
+            Self::FlashShort => "flash attention of low precision",
+            Self::Products => "attention",
+        })
+    }
 }
 
 /// What came of a layer.
@@ -336,7 +356,7 @@ fn layer<'a>(
     weights: &'static TypeInfo,
     head: i64,
     tokens: i64,
-    flash: bool,
+    attention: Attention,
 ) -> Option<Sketch<'a>> {
     let mut sketch = Sketch { ops, tensors: Vec::new(), whole: true };
     let s = &mut sketch;
@@ -384,10 +404,10 @@ fn layer<'a>(
         s.swapped(split)
     };
     let (query, keys) = (s.swapped(query), split(s, keys));
-    let attended = if flash {
+    let attended = if attention != Attention::Products {
         let values = split(s, values);
-        // Scale, no bias, no cap, and sums of 32 bits.
-        let params = [scale, 0, 0, 10];
+        // Scale, no bias, no cap, and the precision of sums.
+        let params = [scale, 0, 0, if attention == Attention::Flash { 10 } else { 0 }];
         s.node("FLASH_ATTN_EXT", F32, &[head, HEADS, tokens], &[query, keys, values, mask], &params)
     } else {
         let products = s.node("MUL_MAT", F32, &[CELLS, tokens, HEADS], &[keys, query], &[10]);
@@ -429,6 +449,6 @@ mod tests {
     fn an_operation_that_a_ggml_lacks_leaves_the_layer_out() {
         let type_ = TypeInfo::by_name("q4_0").unwrap();
         let names = ["NONE", "MUL_MAT", "RESHAPE"];
-        assert!(layer(&OpTable::from_names(names), type_, 64, 1, true).is_none());
+        assert!(layer(&OpTable::from_names(names), type_, 64, 1, Attention::Flash).is_none());
     }
 }
