@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Longer than any command of these tests takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any command of these tests takes on a busy machine, a compiler of shaders included.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Bytes of a reply blob, and of its first word, which says that the reply is there.
 const REPLY: usize = 16384;
 const WORD: usize = 4;
