@@ -66,9 +66,29 @@ impl Session {
             Err(error) => return Err(error),
         };
         let reply = self.call(&LivenessRequest { res_id: blob.res_id(), offset: 0 })?;
-        let beats = Duration::from_millis(reply.interval_ms.into()).saturating_mul(MISSED_BEATS);
-        self.link.pulse().watch(&blob, self.deadline.unwrap_or(SILENCE).max(beats));
+        self.link.pulse().watch(&blob, silence(self.deadline, reply.interval_ms));
         self.liveness = Some(blob);
         Ok(())
+    }
+}
+
+/// The silence after which a host is given up that changes its word once in `interval_ms`. What it says of that does not keep a program waiting: a longer
+/// silence than [`SILENCE`] is the environment's to allow.
+fn silence(asked: Option<Duration>, interval_ms: u32) -> Duration {
+    let beats = Duration::from_millis(interval_ms.into()).saturating_mul(MISSED_BEATS);
+    asked.unwrap_or(SILENCE).max(beats.min(SILENCE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t20_a_host_does_not_choose_for_how_long_it_may_be_silent() {
+        let millis =
+            |asked: Option<u64>, interval| silence(asked.map(Duration::from_millis), interval).as_millis();
+        assert_eq!((millis(None, 100), millis(None, u32::MAX)), (10_000, 10_000));
+        assert_eq!((millis(Some(50), 100), millis(Some(50), u32::MAX)), (400, 10_000));
+        assert_eq!((millis(Some(60_000), 0), millis(Some(60_000), u32::MAX)), (60_000, 60_000));
     }
 }
