@@ -5,6 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The crates that are generated into, and those that they or their tests need.
+const MEMBERS: [&str; 5] = ["protocol", "ggml", "host", "guest", "tests/guard"];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -21,17 +24,17 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A workspace of the crates that are generated into, and what they need.
+/// A workspace of [`MEMBERS`].
 fn workspace_copy(to: &Path) {
-    for part in ["protocol", "ggml", "host", "guest", "docs", "Cargo.lock", "clippy.toml"] {
+    for part in MEMBERS.iter().copied().chain(["docs", "Cargo.lock", "clippy.toml"]) {
         copy(&root().join(part), &to.join(part));
     }
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let members: Vec<_> = manifest
         .lines()
         .map(|line| match line.starts_with("members = ") {
-            true => r#"members = ["protocol", "ggml", "host", "guest"]"#,
-            false => line,
+            true => format!("members = {MEMBERS:?}"),
+            false => line.to_owned(),
         })
         .collect();
     fs::write(to.join("Cargo.toml"), members.join("\n")).unwrap();
