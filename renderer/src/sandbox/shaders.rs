@@ -6,6 +6,9 @@
 use super::Profile;
 use crate::error::Error;
 use crate::worker::Libraries;
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use nix::unistd::geteuid;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -143,8 +146,8 @@ impl ShaderCaches {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         self.check(None)?;
         let part = self.0.join(format!("{PART}{}", std::process::id()));
-        if part.exists() {
-            fs::remove_dir_all(&part)?;
+        for left in entries(&self.0).into_iter().filter(|path| *path == part || is_left(path)) {
+            fs::remove_dir_all(left)?;
         }
         private(&part)?;
         [MESA, NVIDIA, CUDA].iter().try_for_each(|folder| private(&part.join(folder)))?;
@@ -215,6 +218,13 @@ pub(crate) fn compiles(profile: Profile) -> bool {
     profile == Profile::Vulkan
 }
 
+/// Whether this is a cache that was begun by a process which has ended since.
+fn is_left(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let process = name.strip_prefix(PART).and_then(|number| number.parse().ok());
+    process.is_some_and(|number| kill(Pid::from_raw(number), None) == Err(Errno::ESRCH))
+}
+
 fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
@@ -276,7 +286,12 @@ mod tests {
         let libraries = Libraries { ggml_library: Some(library.clone()), ..Libraries::default() };
         let whole = caches.cache_of(&libraries);
 
+        // What a process that has ended has left goes, what one fills now stays.
+        let [ended, filled] = [i32::MAX as u32, std::os::unix::process::parent_id()]
+            .map(|process| caches.folder().join(format!("{PART}{process}")));
+        [&ended, &filled].iter().for_each(|part| fs::create_dir_all(part).unwrap());
         let part = caches.begin().unwrap();
+        assert_eq!((ended.exists(), filled.exists()), (false, true));
         assert!(!caches.publish(&part, &whole).unwrap() && !part.exists() && !whole.exists());
 
         let part = caches.begin().unwrap();
