@@ -103,10 +103,13 @@ fn startable(wanted: usize) -> usize {
         let closed = gate.lock();
         let start = || {
             let wait = || drop(gate.lock());
-            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, wait).is_ok()
+            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, wait).ok()
         };
-        let started = (0..wanted + SPARE).take_while(|_| start()).count();
+        let threads: Vec<_> = (0..wanted + SPARE).map_while(|_| start()).collect();
         drop(closed);
+        let started = threads.len();
+        // The end of a scope does not wait until the system has its threads back, and the library starts as many next.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
         started
     });
     started.saturating_sub(SPARE).min(wanted)
