@@ -573,23 +573,33 @@ fn s28_a_computation_inside_the_vmm_is_stopped_when_its_guest_has_left() {
     });
 }
 
+/// The first bytes of what the fake plugin is told for a key.
+fn told(guest: &Guest<'_>, key: &str) -> [u8; 4] {
+    let mut bytes = [key.as_bytes(), &[0]].concat();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let words: Vec<_> =
+        bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap())).collect();
+    assert_eq!(guest.forward(8, &words), 5);
+    guest.reply.load(4).to_le_bytes()
+}
+
 #[test]
-fn a_plugin_is_told_whether_it_is_alone_in_its_process() {
+fn a_plugin_is_told_its_guest_s_protocol_and_whether_it_is_alone_in_its_process() {
     for worker in [env!("CARGO_BIN_EXE_apir"), "inprocess"] {
         let variables = [("APIR_WORKER", Path::new(worker))];
-        vmm("a_plugin_is_told_whether_it_is_alone_in_its_process", &variables, |vmm| {
-            let inside = std::env::var_os("APIR_WORKER").unwrap() == "inprocess";
-            assert_eq!(vmm.init(0), 0);
-            let guest = Guest::ready(vmm, 1, 10);
-            let key: Vec<_> = b"apir.own_process"
-                .chunks_exact(4)
-                .map(|four| u32::from_le_bytes(four.try_into().unwrap()))
-                .chain([0])
-                .collect();
-            assert_eq!(guest.forward(8, &key), 5);
-            // What nobody has set is `(none)`.
-            assert_eq!(guest.reply.load(4) as u8, if inside { b'(' } else { b'1' });
-        });
+        vmm(
+            "a_plugin_is_told_its_guest_s_protocol_and_whether_it_is_alone_in_its_process",
+            &variables,
+            |vmm| {
+                let inside = std::env::var_os("APIR_WORKER").unwrap() == "inprocess";
+                assert_eq!(vmm.init(0), 0);
+                let guest = Guest::ready(vmm, 1, 10);
+                // What nobody has set is `(none)`.
+                assert_eq!(told(&guest, "apir.own_process"), if inside { *b"(non" } else { *b"1\0\0\0" });
+                // The protocol of this guest's handshake.
+                assert_eq!(told(&guest, "apir.guest_protocol"), *b"0.2\0");
+            },
+        );
     }
 }
 

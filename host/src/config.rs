@@ -41,6 +41,8 @@ pub struct Config {
     pub threads: usize,
     /// The host's user says that every guest has the same ggml.
     pub same_ggml: bool,
+    /// The guest's library comes from before ggml 0.19, whatever it says later.
+    pub old_guest: bool,
     /// Nobody else has a context in this process.
     pub alone: bool,
     /// How much the context may take.
@@ -49,6 +51,12 @@ pub struct Config {
 
 /// The renderer's key that is 1 in a process of one context. Without it a process is taken to have several, or to be a VMM.
 const ALONE: &str = "apir.own_process";
+
+/// The renderer's key with the protocol of the guest's handshake, `MAJOR.MINOR`; absent where the renderer does not tell.
+const GUEST_PROTOCOL: &str = "apir.guest_protocol";
+
+/// The protocol of upstream's guests from before ggml 0.19, which brought 0.2.
+const OLD_PROTOCOL: &str = "0.1";
 
 /// The registration function of a library built for dynamic loading.
 const DEFAULT_REGISTRATION: &str = "ggml_backend_init";
@@ -107,7 +115,8 @@ impl Config {
             .ok_or(InitializeError::NoLibrary)?
             .into();
         let alone = key(ALONE).is_some_and(|value| value == "1");
-        Ok(Self { library, registration, present_as, threads, same_ggml, alone, limits })
+        let old_guest = key(GUEST_PROTOCOL).is_some_and(|value| value == OLD_PROTOCOL);
+        Ok(Self { library, registration, present_as, threads, same_ggml, old_guest, alone, limits })
     }
 }
 

@@ -285,7 +285,7 @@ impl Context {
             activity: Arc::default(),
             heart: None,
             names: library.names().clone(),
-            same_numbers: library.names().is_settled() || config.same_ggml,
+            same_numbers: library.names().is_settled() && !config.old_guest || config.same_ggml,
             tells_reasons: false,
             work,
             work_taken: Vec::new(),

@@ -180,7 +180,7 @@ pub enum CommandError {
     TooManyRefusals,
     /// The guest's numbers may mean something else here, and the guest asks for none of ours.
     #[error(
-        "ggml {0} numbers operations unlike newer releases, and the guest does not ask how: use apir's library in the guest, or set APIR_SAME_GGML=1 where its ggml is the same"
+        "ggml {0}: the guest's release may number operations differently, and it does not ask how: use apir's library in the guest, or set APIR_SAME_GGML=1 where its ggml is the same"
     )]
     OtherNumbers(apir_ggml::Version),
     /// A handler panicked: a fault of ours, and the end of the context.

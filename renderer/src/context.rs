@@ -243,6 +243,7 @@ impl Context {
     fn check_version(&self, guest: &[u8; 8]) {
         let [a, b, c, d, e, f, g, h] = *guest;
         let (major, minor) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+        self.state.set_guest_protocol(major, minor);
         if major != PROTOCOL_MAJOR {
             self.state.warn(format_args!(
                 "the guest speaks protocol {major}.{minor}, this host {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"

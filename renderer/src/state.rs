@@ -10,6 +10,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
+/// The key under which the plugin finds the protocol that the guest's library speaks, `MAJOR.MINOR`.
+const GUEST_PROTOCOL: &CStr = c"apir.guest_protocol";
+
 static CONTEXTS: RwLock<BTreeMap<u32, Arc<State>>> = RwLock::new(BTreeMap::new());
 
 /// The part of a context that callbacks see, from whatever thread.
@@ -18,6 +21,8 @@ pub(crate) struct State {
     id: u32,
     // Never changed, so that the strings stay put for the context's life.
     config: BTreeMap<CString, CString>,
+    // Set once, for the same reason.
+    guest_protocol: OnceLock<CString>,
     blobs: Mutex<HashMap<u32, Arc<Blob>>>,
     bad_lookup: AtomicBool,
     plugin: OnceLock<Plugin>,
@@ -33,6 +38,7 @@ impl State {
         let state = Arc::new(Self {
             id,
             config,
+            guest_protocol: OnceLock::new(),
             blobs: Mutex::default(),
             bad_lookup: AtomicBool::new(false),
             plugin: OnceLock::new(),
@@ -71,7 +77,16 @@ impl State {
 
     /// A configured string.
     pub(crate) fn config(&self, key: &CStr) -> Option<&CStr> {
-        self.config.get(key).map(CString::as_c_str)
+        let text = if key == GUEST_PROTOCOL { self.guest_protocol.get() } else { self.config.get(key) };
+        text.map(CString::as_c_str)
+    }
+
+    /// Keeps the protocol of the guest's first handshake for the plugin.
+    pub(crate) fn set_guest_protocol(&self, major: u32, minor: u32) {
+        if let Ok(text) = CString::new(format!("{major}.{minor}")) {
+            // A later handshake changes nothing: the plugin may have the first one's text.
+            let _ = self.guest_protocol.set(text);
+        }
     }
 
     /// A blob.

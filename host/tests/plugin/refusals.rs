@@ -66,3 +66,21 @@ fn t27_a_guest_that_asks_for_no_names_gets_no_device_of_an_older_ggml() {
         guest.assert_alive();
     });
 }
+
+#[test]
+#[ignore = "needs peers: cargo xtask test runs it"]
+fn t27_a_guest_of_protocol_0_1_that_asks_for_no_names_gets_no_device() {
+    for (protocol, refused) in [("0.1", true), ("0.2", false)] {
+        let guest = Guest::start_with(&[("apir.guest_protocol", protocol)]);
+        guest.call(&HelloRequest { features: FEATURE_REASONS });
+        let (code, reply) = guest.raw(0, &[]);
+        assert_eq!(code == 1, refused, "protocol {protocol}");
+        if refused {
+            let reason = Guest::reason(&reply);
+            assert!(reason.contains("may number operations differently"), "{reason}");
+            guest.call(&HelloRequest { features: FEATURE_NAMES });
+            guest.call(&NamesRequest { version: "0.26.0".to_owned() });
+            assert_eq!(guest.raw(0, &[]).0, 0, "a guest that asks is served");
+        }
+    }
+}
