@@ -118,6 +118,9 @@ impl CheckedTensor {
             stride: raw.nb[dim],
             size: info.size,
         })?;
+        // What is computed has these strides, and a row of one block then spans that block, whatever the guest said.
+        let extent = apir_ggml::extent(raw.type_, raw.ne, nb)
+            .map_err(|cause| VerifyError::Extent { name: name(), cause })?;
         match rules.kind(raw.op) {
             None => {
                 return Err(VerifyError::UnknownOp { name: name(), op: raw.op, count: rules.op_count() });

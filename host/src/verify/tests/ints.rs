@@ -132,3 +132,13 @@ fn s26_a_state_fills_vectors_on_a_cpu() {
         assert_eq!(with(size).check(&rules_for(false, 4)), Ok(()), "{size}");
     }
 }
+
+#[test]
+fn s09_a_row_of_one_block_spans_the_block_whatever_its_stride() {
+    let rules = rules_for(true, 1);
+    for stride in [1, 2, 33, 34, 68] {
+        let raw = RawTensor { type_: 8, ne: [32, 2, 1, 1], nb: [stride, 34, 68, 68], ..RawTensor::default() };
+        let tensor = CheckedTensor::from_raw(&raw, &rules).unwrap();
+        assert_eq!((tensor.nb()[0], tensor.extent()), (34, 68), "stride {stride}");
+    }
+}
